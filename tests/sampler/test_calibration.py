@@ -13,7 +13,7 @@ from tests.analysis.powered import TX2, powered, rail, times, total
 from tests.patience import HANG_S
 
 import stepscope
-from stepscope.analysis.energy.accuracy import GPU_LINES, _of_gpu, accuracy_of
+from stepscope.analysis.energy.accuracy import GPU_LINES, _gpu_accuracy, accuracy_of
 from stepscope.analysis.energy.power_sources import power_sources
 from stepscope.api import calibration as api
 from stepscope.errors import UsageError
@@ -183,7 +183,7 @@ def test_a_calibration_that_does_not_say_of_which_device_is_refused_with_a_line(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr(diagnosis, "_torch", lambda: {})
     old = {name: value for name, value in asdict(_kept(CHANNEL)).items() if name != "channel"}
-    path = calibration._file(calibration._kind_of_device(tmp_path))
+    path = calibration._calibration_file(calibration._kind_of_device(tmp_path))
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"format": 1, "channels": {CHANNEL.id: old}}))
     facts = diagnose(tmp_path)[0]
@@ -299,7 +299,7 @@ def test_the_accuracy_of_a_kind_of_sensor_is_known_with_its_source(
 )
 def test_the_ci_holds_for_plateaus_of_real_gpus_beside_a_meter(gpu: str, shown_w: float, meter_w: float) -> None:
     """The three step responses of github.com/JimZeyuYang/GPU_Power_Benchmark (MIT): 3.7 s of each plateau."""
-    known = _of_gpu({"accelerators": [{"name": gpu}]})
+    known = _gpu_accuracy({"accelerators": [{"name": gpu}]})
     watts, half = known.at_meter(shown_w)
     assert abs(watts - meter_w) <= half
     assert half < 0.14 * meter_w
@@ -317,7 +317,7 @@ def test_the_ci_holds_for_plateaus_of_real_gpus_beside_a_meter(gpu: str, shown_w
     ],
 )
 def test_a_gpu_whose_name_contains_that_of_another_is_of_no_known_kind(gpu: str) -> None:
-    assert "of other kinds" in _of_gpu({"accelerators": [{"name": gpu}]}).source
+    assert "of other kinds" in _gpu_accuracy({"accelerators": [{"name": gpu}]}).source
 
 
 def test_every_gpu_kind_has_a_gain_and_an_offset() -> None:

@@ -15,7 +15,7 @@ from tests.fabricate import fabricate_run
 from stepscope import Run
 from stepscope.analysis.first_screen import machine_name
 from stepscope.analysis.suggested_changes import what_to_change
-from stepscope.report import screen, text
+from stepscope.report import first_screen, terminal_report
 from stepscope.report.page.parts import Command, Note
 from stepscope.report.sections import changes
 
@@ -85,7 +85,7 @@ def test_what_a_perfect_part_would_save_is_one_line_where_it_was_measured(tmp_pa
     assert [part.text for part in section.parts if isinstance(part, Note)] == [what_to_change(run).gain, label]
     assert what_to_change(run).gain.endswith("it decides 42 % [38, 46] of the step.")
     assert bool(what_to_change(run).tables) == tuned
-    for drawn in (text.render(run), screen.render(run)):
+    for drawn in (terminal_report.render(run), first_screen.render(run)):
         console = Console(width=100, file=io.StringIO(), highlight=False)
         console.print(drawn)
         assert "conv2, if perfect, would save 11 %" in " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
@@ -123,7 +123,7 @@ def test_a_result_that_somebody_else_put_there_steers_nothing_and_costs_itself_a
         _keep(path / study, {**_tuned(Run(path)), "study": study, **HOSTILE[hostile]})
     found = what_to_change(Run(path))
     console = Console(width=100, file=io.StringIO(), highlight=False)
-    for drawn in (text.render(Run(path)), screen.render(Run(path))):
+    for drawn in (terminal_report.render(Run(path)), first_screen.render(Run(path))):
         console.print(drawn)
     said = console.file.getvalue() + repr(changes.build(Run(path)))  # type: ignore[attr-defined]
     assert not set(said) & set(STEERS[:1] + "\x07\x9b")

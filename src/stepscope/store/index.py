@@ -62,31 +62,32 @@ def run_facts(run: RunReader) -> dict[str, Fact]:
 def facts_of_runs(runs: Sequence[RunReader]) -> list[dict[str, Fact]]:
     """Return the facts of many runs, whose steps are read together."""
     facts = [_file_facts(run) for run in runs]
-    without = {run.path: run.warmup_steps for run, known in zip(runs, facts, strict=True) if known["steps"] is None}
+    without = {run.path: run.warmup_steps for run, entry in zip(runs, facts, strict=True) if entry["steps"] is None}
     stats_of = quick_stats(without)
-    for run, known in zip(runs, facts, strict=True):
+    for run, entry in zip(runs, facts, strict=True):
         if (quick := stats_of.get(run.path)) is not None:
-            known.update(steps=quick.steps, step_time_ns=quick.step_ns, throughput_per_s=quick.samples_per_s)
+            entry.update(steps=quick.steps, step_time_ns=quick.step_ns, throughput_per_s=quick.samples_per_s)
     return facts
 
 
 def _file_facts(run: RunReader) -> dict[str, Fact]:
     """Return the content of the JSON files."""
-    meta, summary = run.meta, _json(run.path / "summary.json")
-    workload, versions = _dict(meta.get("workload")), _dict(meta.get("versions"))
-    verdict, board, clock = _dict(summary.get("verdict")), _dict(summary.get("board")), _dict(meta.get("clock"))
+    meta, summary = run.meta, _read_json(run.path / "summary.json")
+    workload, versions = _dict_or_empty(meta.get("workload")), _dict_or_empty(meta.get("versions"))
+    verdict, board = _dict_or_empty(summary.get("verdict")), _dict_or_empty(summary.get("board"))
+    clock = _dict_or_empty(meta.get("clock"))
     started_ns = _number(clock.get("unix_ns"))
     return {
         "status": run.status,
         **{name: _text(workload.get(stated)) for name, stated in (("workload", "name"), ("optimizer", "optimizer"))},
         "precision": _text(workload.get("precision")),
-        "batch_size": _whole(workload.get("batch_size")),
+        "batch_size": _int_or_none(workload.get("batch_size")),
         "board": None if board.get("name") == _NO_BOARD else _text(board.get("title")),
         "simulated": _text(meta.get("simulated")),
-        "imported": _text(_dict(meta.get("imported")).get("kind")),
+        "imported": _text(_dict_or_empty(meta.get("imported")).get("kind")),
         **{name: _text(versions.get(name)) for name in ("stepscope", "torch")},
         "started_s": None if started_ns is None else started_ns / 1e9,
-        "steps": _whole(summary.get("steps")),
+        "steps": _int_or_none(summary.get("steps")),
         "verdict": _text(verdict.get("sentence")),
         **_metrics(summary),
     }
@@ -96,20 +97,20 @@ def _metrics(summary: dict[str, Any]) -> dict[str, Fact]:
     values: dict[str, Fact] = dict.fromkeys(_METRICS.values())
     rows = summary.get("metrics")
     for row in rows if isinstance(rows, list) else ():
-        about = _dict(row)
+        about = _dict_or_empty(row)
         name = _METRICS.get(str(about.get("metric")))
         if name is not None and about.get("scope") in _WHOLE and values[name] is None:
             values[name] = _number(about.get("value"))
     return values
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         return read_json_object(path) if path.stat().st_size <= _MOST_BYTES else {}
     return {}
 
 
-def _dict(value: object) -> dict[str, Any]:
+def _dict_or_empty(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
@@ -118,11 +119,11 @@ def _text(value: object) -> str | None:
 
 
 def _number(value: object) -> float | None:
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known and isinstance(value, (int, float)) else None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number and isinstance(value, (int, float)) else None
 
 
-def _whole(value: object) -> int | None:
+def _int_or_none(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
 
 
@@ -148,8 +149,8 @@ def runs(store: Store) -> pl.DataFrame:
     names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) is not None]
     if not names and store.is_local:
         return _plain_folder(Path(store.root), store.address)
-    known = _index(store)
-    current = known.filter(pl.col("manifest").is_in(names))
+    index = _index(store)
+    current = index.filter(pl.col("manifest").is_in(names))
     unread = sorted(set(names) - set(current["manifest"]))
     refused: dict[str, StoreError] = {}
     frame = pl.concat([current, rows_of(read_manifests(store, unread, refused))]) if unread else current
@@ -185,13 +186,13 @@ def find(store: Store, run_id: str) -> tuple[str, Manifest]:
     manifests.check_id(run_id)
     names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) == run_id]
     refused: dict[str, StoreError] = {}
-    found = read_manifests(store, names, refused)
+    by_name = read_manifests(store, names, refused)
     for error in refused.values():
         raise RefusedFile(str(error), error.hint) from error
-    if not found:
+    if not by_name:
         hint = "stepscope runs list --store ... shows what is there"
         raise RunNotFound(f"the store {store.address} holds no run '{run_id}'", hint)
-    return max(found.items(), key=lambda item: item[1].revision)
+    return max(by_name.items(), key=lambda item: item[1].revision)
 
 
 def read_manifests(
@@ -201,7 +202,7 @@ def read_manifests(
 
     refused: takes what is wrong with each that could harm; without it the first one is raised.
     """
-    found = {}
+    manifests = {}
     for name in names:
         try:
             manifest = _read(store, name)
@@ -213,8 +214,8 @@ def read_manifests(
             refused[name] = error
             continue
         if manifest is not None:
-            found[name] = manifest
-    return found
+            manifests[name] = manifest
+    return manifests
 
 
 def _read(store: Store, name: str) -> Manifest | None:
@@ -225,9 +226,9 @@ def _read(store: Store, name: str) -> Manifest | None:
         raise RefusedFile(str(error), error.hint) from error
 
 
-def rows_of(found: Mapping[str, Manifest]) -> pl.DataFrame:
+def rows_of(manifests: Mapping[str, Manifest]) -> pl.DataFrame:
     """Rows of the index, columns as `COLUMNS`."""
-    rows = [_row(name, manifest) for name, manifest in found.items()]
+    rows = [_index_row(name, manifest) for name, manifest in manifests.items()]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row", strict=False)
 
 
@@ -259,41 +260,41 @@ def _index(store: Store) -> pl.DataFrame:
     return frame.filter(named & ~harmful)  # such a row is read anew from its manifest
 
 
-def _row(name: str, manifest: Manifest) -> dict[str, Any]:
+def _index_row(name: str, manifest: Manifest) -> dict[str, Any]:
     return {
         "id": manifest.id,
         "tags": list(manifest.tags),
-        **{fact: _of_type(manifest.facts.get(fact), dtype) for fact, dtype in FACTS.items()},
+        **{fact: _value_of_type(manifest.facts.get(fact), dtype) for fact, dtype in FACTS.items()},
         **{"bytes": manifest.bytes, "files": len(manifest.files), "pushed_s": manifest.pushed_s},
         **{"digest": manifest.digest, "revision": manifest.revision, "folder": manifest.folder, "manifest": name},
     }
 
 
-def _of_type(value: Fact, dtype: Any) -> Fact:
+def _value_of_type(value: Fact, dtype: Any) -> Fact:
     """A fact as its column has it; null for what does not fit (a manifest can say anything)."""
-    wanted: dict[Any, tuple[type, ...]] = {pl.String: (str,), pl.Int64: (int,), pl.Float64: (int, float)}
-    return value if isinstance(value, wanted[dtype]) and not isinstance(value, bool) else None
+    types: dict[Any, tuple[type, ...]] = {pl.String: (str,), pl.Int64: (int,), pl.Float64: (int, float)}
+    return value if isinstance(value, types[dtype]) and not isinstance(value, bool) else None
 
 
 def _plain_folder(root: Path, address: str) -> pl.DataFrame:
     if not root.is_dir():
         raise RunNotFound(f"there is no store at '{address}'", "stepscope runs push RUN --store ... makes one")
-    known, states = (
+    indexed, states = (
         _cached_rows(root),
         {folder: _fact_files_state(folder) for folder in run_folders(root)},
     )
-    rows = {path.name: known[path.name] for path, state in states.items() if known.get(path.name, [0])[0] == state}
-    found: list[RunReader] = []
+    rows = {path.name: indexed[path.name] for path, state in states.items() if indexed.get(path.name, [0])[0] == state}
+    readers: list[RunReader] = []
     damaged: list[str] = []
     for path in states:
         if path.name not in rows:
             try:
-                found.append(RunReader(path))
+                readers.append(RunReader(path))
             except RunError:
                 damaged += [path.name] * any((path / name).exists() for name in _OF_A_RUN)
-    for run, facts in zip(found, facts_of_runs(found), strict=True):
+    for run, facts in zip(readers, facts_of_runs(readers), strict=True):
         rows[run.path.name] = [states[run.path], {"id": run.id, **facts}]
-    if found:
+    if readers:
         _keep_rows(root, {name: row for name, row in rows.items() if row[1]["status"] != "running"})
     nothing = {**dict.fromkeys(COLUMNS), "tags": list[str]()}
     frame = [{**nothing, **rows[name][1], "folder": name} for name in sorted(rows)]
@@ -313,8 +314,8 @@ def _fact_files_state(run: Path) -> list[int]:
     state: list[int] = []
     for name in _SAYING:
         try:
-            found = (run / name).stat()
-            state += [found.st_mtime_ns, found.st_size, found.st_ino]
+            stat = (run / name).stat()
+            state += [stat.st_mtime_ns, stat.st_size, stat.st_ino]
         except OSError:
             state += [0, 0, 0]
     return state
@@ -374,7 +375,7 @@ def filter_runs(frame: pl.DataFrame, choice: Choice) -> pl.DataFrame:
         frame = frame.filter(pl.col("tags").list.contains(tag))
     if choice.since is not None:
         frame = frame.filter(pl.col("started_s") >= _seconds(choice.since))
-    return frame if choice.where is None else _where(frame, choice.where)
+    return frame if choice.where is None else _filter_by_sql(frame, choice.where)
 
 
 def _seconds(date: str) -> float:
@@ -385,13 +386,13 @@ def _seconds(date: str) -> float:
     return (stated if stated.tzinfo else stated.replace(tzinfo=timezone.utc)).timestamp()
 
 
-def _where(frame: pl.DataFrame, where: str) -> pl.DataFrame:
+def _filter_by_sql(frame: pl.DataFrame, where: str) -> pl.DataFrame:
     try:
         with pl.SQLContext({"runs": frame}) as context:
             answer = context.execute(f"SELECT * FROM runs WHERE {where}", eager=True)
     except pl.exceptions.PolarsError as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"--where {json.dumps(where)}: {said}", f"columns: {', '.join(frame.columns)}") from error
+        complaint = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"--where {json.dumps(where)}: {complaint}", f"columns: {', '.join(frame.columns)}") from error
     if answer.columns != frame.columns:
         raise UsageError(f"--where {json.dumps(where)} is more than a condition", "for example 'batch_size >= 32'")
     return answer

@@ -83,8 +83,8 @@ def to_file(manifest: Manifest) -> tuple[str, bytes]:
 
 def run_id_of_file_name(name: str) -> str | None:
     """The run that a manifest's file name speaks of; None for another file."""
-    run_id, tilde, rest = name.partition("~")
-    return run_id if tilde and rest.endswith(".json") and is_run_id(run_id) else None
+    run_id, tilde, suffix = name.partition("~")
+    return run_id if tilde and suffix.endswith(".json") and is_run_id(run_id) else None
 
 
 def decode_manifest(name: str, content: bytes) -> Manifest | None:
@@ -108,7 +108,7 @@ def _manifest(stated: dict[str, Any]) -> Manifest:
         raise StoreError(f"a manifest that lists more than {MOST_FILES:,} files")
     files = tuple(FileEntry(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in stated["files"])
     tags = tuple(checked_tag(str(tag)) for tag in list(stated["tags"])[:_MOST_TAGS])
-    facts = {escape_control_characters(str(key)): _fact(value) for key, value in dict(stated["facts"]).items()}
+    facts = {escape_control_characters(str(key)): _checked_fact(value) for key, value in dict(stated["facts"]).items()}
     manifest = Manifest(str(stated["id"]), files, facts, tags, float(stated["pushed_s"]), int(stated["revision"]))
     check_manifest(manifest)
     return manifest
@@ -117,19 +117,19 @@ def _manifest(stated: dict[str, Any]) -> Manifest:
 def check_manifest(manifest: Manifest) -> None:
     """Raise StoreError where a manifest would write outside of its folder, or more than the limits."""
     check_id(manifest.id)
-    seen: set[str] = set()
+    paths: set[str] = set()
     for file in manifest.files:
         check_path(file.path)
-        if file.path.casefold() in seen:
+        if file.path.casefold() in paths:
             raise StoreError(f"the run '{manifest.id}' names '{file.path}' twice")
-        seen.add(file.path.casefold())
+        paths.add(file.path.casefold())
         if file.bytes < 0 or _SHA256.fullmatch(file.sha256) is None:
             raise StoreError(f"the run '{manifest.id}' states no size or checksum of '{file.path}'")
     if manifest.bytes > MOST_BYTES or len(manifest.files) > MOST_FILES:
         raise StoreError(f"the run '{manifest.id}' is larger than {MOST_BYTES >> 30} GiB or {MOST_FILES:,} files")
     if not 0 <= manifest.revision < _LATEST:
         raise StoreError(f"the run '{manifest.id}' has no revision {manifest.revision:.3g}")
-    if "run.json" not in seen:
+    if "run.json" not in paths:
         raise StoreError(f"the run '{manifest.id}' holds no run.json")
 
 
@@ -168,7 +168,7 @@ def checked_tag(tag: str) -> str:
     return tag
 
 
-def _fact(value: object) -> Fact:
+def _checked_fact(value: object) -> Fact:
     if isinstance(value, str):
         return escape_control_characters(value[:_MOST_FACT].encode("utf-8", errors="replace").decode())
     if value is None or isinstance(value, (int, float, bool)):

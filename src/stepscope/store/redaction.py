@@ -63,7 +63,7 @@ def redacted_run(run: RunReader) -> Iterator[tuple[RunReader, tuple[str, ...]]]:
     The copy has the files of the contract alone where something is to be omitted or a file says a secret: a page or an
     export in the folder could say it as well. Else it lacks what cannot be read: what is packed, and what is no text.
     """
-    left: set[str] = set()
+    omitted: set[str] = set()
     plain = not withheld_kinds()
     if plain:
         with _writable(run.path):
@@ -71,10 +71,10 @@ def redacted_run(run: RunReader) -> Iterator[tuple[RunReader, tuple[str, ...]]]:
                 _redact(stated)
         plain = not read_json(run.path / "run.json").get(_REDACTED)
     others = [path for path in files_of(run.path) if not is_contract_file(path.relative_to(run.path))]
-    known = {path: _has_secret(path) for path in others} if plain else {}
-    plain = plain and True not in known.values()
-    left = {path.relative_to(run.path).as_posix() for path in others if not plain or known[path] is None}
-    if plain and not left:
+    secrets = {path: _has_secret(path) for path in others} if plain else {}
+    plain = plain and True not in secrets.values()
+    omitted = {path.relative_to(run.path).as_posix() for path in others if not plain or secrets[path] is None}
+    if plain and not omitted:
         yield run, ()
         return
     beside = run.path.absolute().parent
@@ -86,8 +86,8 @@ def redacted_run(run: RunReader) -> Iterator[tuple[RunReader, tuple[str, ...]]]:
     with folder:
         copy = Path(folder.name) / run.path.absolute().name
         with _writable(beside):
-            _copy(run.path, copy, left, as_they_are=plain)
-        yield RunReader(copy), tuple(sorted(left))
+            _copy(run.path, copy, omitted, as_they_are=plain)
+        yield RunReader(copy), tuple(sorted(omitted))
 
 
 @contextmanager
@@ -104,8 +104,8 @@ def _writable(folder: Path) -> Iterator[None]:
 def _clear_copies(folder: Path) -> None:
     """Remove the copies of pushes that were killed."""
     for copy in folder.glob(f"{_COPY}*"):
-        pid, _, rest = copy.name.removeprefix(_COPY).partition("-")
-        started = rest.partition("-")[0]
+        pid, _, suffix = copy.name.removeprefix(_COPY).partition("-")
+        started = suffix.partition("-")[0]
         if pid.isdecimal() and started.isdecimal() and not is_running(int(pid), int(started) or None):
             shutil.rmtree(copy, ignore_errors=True)
 
@@ -156,7 +156,7 @@ def _text_pieces(path: Path) -> Iterator[bytes]:
     A trace for Perfetto is no text: its words stand in it as they are.
     """
     size, text = 0, None if path.name.endswith(_TRACES) else codecs.getincrementaldecoder("utf-8")()
-    for piece in _pieces(path):
+    for piece in _read_pieces(path):
         size += len(piece)
         if size > _MOST_TOLD_BYTES or (text is not None and "\0" in text.decode(piece)):
             raise ValueError("too large, or no text")
@@ -165,7 +165,7 @@ def _text_pieces(path: Path) -> Iterator[bytes]:
         text.decode(b"", final=True)
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _read_pieces(path: Path) -> Iterator[bytes]:
     """Yield a file in pieces, unpacked where gzip has packed it; ValueError where that cannot be as a whole."""
     with path.open("rb") as file:
         if file.read(2) != b"\x1f\x8b":
@@ -175,10 +175,10 @@ def _pieces(path: Path) -> Iterator[bytes]:
         file.seek(0)
         packed = zlib.decompressobj(wbits=31)
         try:
-            while given := file.read(_READ_AT_ONCE):
-                while given:
-                    yield packed.decompress(given, _TOLD_AT_ONCE)
-                    given = packed.unconsumed_tail
+            while chunk := file.read(_READ_AT_ONCE):
+                while chunk:
+                    yield packed.decompress(chunk, _TOLD_AT_ONCE)
+                    chunk = packed.unconsumed_tail
             yield packed.flush()
         except zlib.error as error:
             raise ValueError(str(error)) from error
@@ -190,9 +190,9 @@ def _redact_texts(path: Path) -> bool:
     """Redact the secrets in the texts of a JSON file, or of one with an object a line; no other line is touched."""
     content = validation.read_regular(path, validation.MOST_BYTES).decode("utf-8", errors="replace")
     lines = content.splitlines() if path.suffix == ".jsonl" else [content.rstrip()]
-    known = [(line, _json(line)) for line in lines]
+    texts = [(line, _json(line)) for line in lines]
     parts = [
-        add_checksum(json.dumps(new)) if (new := clean_and_redact(there)) != there else line for line, there in known
+        add_checksum(json.dumps(new)) if (new := clean_and_redact(there)) != there else line for line, there in texts
     ]
     if parts != lines:
         with atomic_write(path, whole=True) as part:
@@ -200,32 +200,32 @@ def _redact_texts(path: Path) -> bool:
     return parts != lines
 
 
-def _copy(run: Path, target: Path, left: Collection[str], as_they_are: bool) -> None:
+def _copy(run: Path, target: Path, omitted: Collection[str], as_they_are: bool) -> None:
     """Copy a run without the files that are left; as_they_are: what they say was redacted in its place."""
     for source in files_of(run):
         name = source.relative_to(run)
-        if name.as_posix() in left:
+        if name.as_posix() in omitted:
             continue
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         if as_they_are or source.suffix in _TABLES:
-            _link(source, target / name)
+            _link_or_copy(source, target / name)
         else:
-            (target / name).write_text(_text(source), encoding="utf-8")
+            (target / name).write_text(_redacted_content(source), encoding="utf-8")
 
 
-def _text(path: Path) -> str:
+def _redacted_content(path: Path) -> str:
     """Return the cleaned content of a JSON file or of one with an object a line; what is damaged is omitted."""
     content = path.read_bytes().decode("utf-8", errors="replace")
     if path.suffix == ".jsonl":
         lines = [_json(line) for line in content.splitlines()]
         return "".join(json.dumps(clean_and_redact(line)) + "\n" for line in lines if line is not None)
-    known = _json(content)
-    if path.name == "run.json" and isinstance(known, dict):
-        plain = {name: old if name == "id" else redacted_texts(old) for name, old in known.items()}
+    value = _json(content)
+    if path.name == "run.json" and isinstance(value, dict):
+        plain = {name: old if name == "id" else redacted_texts(old) for name, old in value.items()}
         return json.dumps(cleaned_fields(plain), indent=1) + "\n"
     named = path.name in ("model.json", "sources.json", "accesses.json")  # names of layers, which tables have too
-    known = redacted_sources(known) if path.name == "sources.json" and isinstance(known, dict) else known
-    return json.dumps(withhold_names(known) if named else clean_and_redact(known), indent=1) + "\n"
+    value = redacted_sources(value) if path.name == "sources.json" and isinstance(value, dict) else value
+    return json.dumps(withhold_names(value) if named else clean_and_redact(value), indent=1) + "\n"
 
 
 def _json(text: str) -> Any:
@@ -235,7 +235,7 @@ def _json(text: str) -> Any:
         return None
 
 
-def _link(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     """A second name for the file where the disk has such, else a copy; `entries_of` refuses what is no plain file."""
     try:
         os.link(source, target, follow_symlinks=False)

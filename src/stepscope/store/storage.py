@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,10 +72,14 @@ class Store:
     def chunks(self, path: str, size: int) -> Iterator[bytes]:
         """The content of a file in pieces, never more than `size` bytes and one."""
         file = self._call_with_timeout(lambda: self.fs.open(self.full_path(path), "rb"), path)
-        left = size + 1
+        remaining = size + 1
         try:
-            while left > 0 and (piece := self._call_with_timeout(lambda: file.read(min(CHUNK_BYTES, left)), path)):  # noqa: B023
-                left -= len(piece)
+            while remaining > 0:
+                most = min(CHUNK_BYTES, remaining)
+                piece = self._call_with_timeout(partial(file.read, most), path)
+                if not piece:
+                    return
+                remaining -= len(piece)
                 yield bytes(piece)
         finally:
             file.close()
@@ -95,7 +100,7 @@ class Store:
             for piece in pieces:
                 self._call_with_timeout(lambda: file.write(piece), path)  # noqa: B023
         except BaseException:
-            _discard(file)
+            _discard_partial_file(file)
             raise
         self._call_with_timeout(file.close, path)
         if self.is_local:
@@ -104,38 +109,38 @@ class Store:
     def list_folder(self, folder: str) -> list[str]:
         """Names of what lies in a folder, without links; empty where there is none."""
         try:
-            found = self._call_with_timeout(
+            entries = self._call_with_timeout(
                 lambda: self.fs.ls(self.full_path(folder), detail=False, refresh=True), folder
             )
         except FileNotFoundError:
             return []
-        plain = (str(name) for name in found if not self.is_local or not Path(str(name)).is_symlink())
+        plain = (str(name) for name in entries if not self.is_local or not Path(str(name)).is_symlink())
         return sorted(posixpath.basename(name.rstrip("/")) for name in plain)
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Size of every file below a folder by its path in that folder."""
         start = self.full_path(folder)
         try:
-            found = self._files(folder)
+            files = self._files(folder)
         except FileNotFoundError:
             return {}
         cut = len(self.fs._strip_protocol(start)) + 1
-        return {str(name)[cut:]: int(info.get("size") or 0) for name, info in found.items()}
+        return {str(name)[cut:]: int(info.get("size") or 0) for name, info in files.items()}
 
     def age_s(self, folder: str) -> float | None:
         """Seconds since the youngest file below a folder was written; None where the store does not say."""
         try:
-            found = self._files(folder)
+            files = self._files(folder)
         except FileNotFoundError:
             return None
-        stamps = [_written_s(info) for info in found.values()]
-        known = [stamp for stamp in stamps if stamp is not None]
-        return time.time() - max(known) if known and len(known) == len(stamps) else None
+        stamps = [_written_s(info) for info in files.values()]
+        dated = [stamp for stamp in stamps if stamp is not None]
+        return time.time() - max(dated) if dated and len(dated) == len(stamps) else None
 
     def remove(self, path: str, recursive: bool = False) -> None:
         """Remove a file or a folder; what is not there is as wanted."""
-        gone = f"{self.full_path(path)}/"
-        self.made.difference_update([folder for folder in self.made if f"{folder}/".startswith(gone)])
+        prefix = f"{self.full_path(path)}/"
+        self.made.difference_update([folder for folder in self.made if f"{folder}/".startswith(prefix)])
         try:
             self._call_with_timeout(lambda: self.fs.rm(self.full_path(path), recursive=recursive), path)
         except FileNotFoundError:
@@ -156,7 +161,7 @@ class Store:
         """Return size and time of every file below a folder."""
         start = self.full_path(folder)
         return self._call_with_timeout(
-            lambda: _walked(start) if self.is_local else self.fs.find(start, detail=True), folder
+            lambda: _walk_files(start) if self.is_local else self.fs.find(start, detail=True), folder
         )  # fsspec follows links, also in a circle
 
     def _call_with_timeout(self, call: Callable[[], T], path: str) -> T:
@@ -227,13 +232,13 @@ def call_with_timeout(seconds: float, call: Callable[[], T], what: str) -> T:
         raise failures[0]
     if not isinstance(failures[0], Exception):
         raise failures[0]
-    said = getattr(failures[0], "strerror", None) or failures[0]
-    raise StoreUnavailable(f"the store refused: {what}: {said}", "check address, credentials and space") from failures[
-        0
-    ]
+    complaint = getattr(failures[0], "strerror", None) or failures[0]
+    raise StoreUnavailable(
+        f"the store refused: {what}: {complaint}", "check address, credentials and space"
+    ) from failures[0]
 
 
-def _discard(file: Any) -> None:
+def _discard_partial_file(file: Any) -> None:
     """Give up a file that is half written: no object comes of it where the store can tell.
 
     In a plain folder what was written stays; nothing names it, and the next push writes it anew.
@@ -255,14 +260,14 @@ def _written_s(info: dict[str, Any]) -> float | None:
     return None
 
 
-def _walked(start: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+def _walk_files(start: str) -> dict[str, dict[str, Any]]:
+    files: dict[str, dict[str, Any]] = {}
     for parent, folders, names in os.walk(start):
         for path in (posixpath.join(parent, name) for name in (*names, *folders)):
             about = os.lstat(path)
             if not stat.S_ISDIR(about.st_mode):
-                found[path] = {"size": about.st_size, "mtime": about.st_mtime}
-    return found
+                files[path] = {"size": about.st_size, "mtime": about.st_mtime}
+    return files
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -81,13 +81,13 @@ def entries_of(folder: Path) -> tuple[FileEntry, ...]:
 
 def _size_and_sha256(path: Path) -> tuple[int, str]:
     digest, size = hashlib.sha256(), 0
-    for piece in _pieces(path):
+    for piece in _read_pieces(path):
         digest.update(piece)
         size += len(piece)
     return size, digest.hexdigest()
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _read_pieces(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while piece := file.read(CHUNK_BYTES):
             yield piece
@@ -96,26 +96,26 @@ def _pieces(path: Path) -> Iterator[bytes]:
 def _push_one(store: Store, stated: RunReader, tags: tuple[str, ...]) -> Pushed:
     if stated.status == "running":
         raise UsageError(f"the run {stated.id} is still being written", "push it when it has ended")
-    with redacted_run(stated) as (run, left):
-        return replace(_push_redacted(store, run, tags), left=left)
+    with redacted_run(stated) as (run, omitted):
+        return replace(_push_redacted(store, run, tags), left=omitted)
 
 
 def _push_redacted(store: Store, run: RunReader, tags: tuple[str, ...]) -> Pushed:
     names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) == run.id]
-    known = max(read_manifests(store, names).values(), key=lambda entry: entry.revision, default=None)
-    revision = 0 if known is None else known.revision
-    kept = () if known is None else known.tags
+    stored = max(read_manifests(store, names).values(), key=lambda entry: entry.revision, default=None)
+    revision = 0 if stored is None else stored.revision
+    old_tags = () if stored is None else stored.tags
     new = Manifest(run.id, entries_of(run.path), run_facts(run), (), time.time(), revision)
-    new = manifests.with_tags(new, (*kept, *tags), ())
+    new = manifests.with_tags(new, (*old_tags, *tags), ())
     manifests.check_manifest(new)
-    if known is not None:
-        _refuse_another_run(store, known, new)
-        if known.digest == new.digest and known.tags == new.tags and _is_whole(store, known):
-            return Pushed(run.id, "already there", known.bytes)
-        _refuse_damaged_copy(store, known, new, run)
+    if stored is not None:
+        _refuse_another_run(store, stored, new)
+        if stored.digest == new.digest and stored.tags == new.tags and _is_complete(store, stored):
+            return Pushed(run.id, "already there", stored.bytes)
+        _refuse_damaged_copy(store, stored, new, run)
     _send_files(store, run.path, new)
     save_manifest(store, new, names)
-    return Pushed(run.id, "pushed" if known is None else "replaced", new.bytes)
+    return Pushed(run.id, "pushed" if stored is None else "replaced", new.bytes)
 
 
 def save_manifest(store: Store, manifest: Manifest, older: Iterable[str]) -> None:
@@ -148,18 +148,18 @@ def save_manifest(store: Store, manifest: Manifest, older: Iterable[str]) -> Non
     raise StoreUnavailable(f"'{manifest.id}' is being changed by others all the time", "try again when they have ended")
 
 
-def _refuse_another_run(store: Store, known: Manifest, new: Manifest) -> None:
-    if known.facts.get("started_s") != new.facts.get("started_s"):
+def _refuse_another_run(store: Store, stored: Manifest, new: Manifest) -> None:
+    if stored.facts.get("started_s") != new.facts.get("started_s"):
         raise StoreError(
             f"{store.address} holds another run named '{new.id}': it began at another time",
             "rename the folder and the id in its run.json, or remove the other: stepscope runs rm",
         )
 
 
-def _refuse_damaged_copy(store: Store, known: Manifest, new: Manifest, run: RunReader) -> None:
+def _refuse_damaged_copy(store: Store, stored: Manifest, new: Manifest, run: RunReader) -> None:
     """Raise StoreError where files that the store has are damaged or gone here."""
     here = {file.path: file.sha256 for file in new.files}
-    differ = {file.path for file in known.files if here.get(file.path) != file.sha256}
+    differ = {file.path for file in stored.files if here.get(file.path) != file.sha256}
     noted = read_checksums(run.path)
     damaged = {text.partition(":")[0] for text in run.damaged_files()} | set(changed_files(run.path, noted))
     worse = sorted(differ & (damaged | ({*noted, CHECKSUMS} - set(here))))
@@ -170,7 +170,7 @@ def _refuse_damaged_copy(store: Store, known: Manifest, new: Manifest, run: RunR
         )
 
 
-def _is_whole(store: Store, manifest: Manifest) -> bool:
+def _is_complete(store: Store, manifest: Manifest) -> bool:
     sizes = store.sizes(manifest.folder)
     return all(sizes.get(file.path) == file.bytes for file in manifest.files)
 
@@ -182,7 +182,7 @@ def _send_files(store: Store, folder: Path, manifest: Manifest) -> None:
         if there.get(file.path) == file.bytes and (not store.is_local or _has_same_content(store, manifest, file)):
             continue
         digest = hashlib.sha256()
-        store.send(f"{manifest.folder}/{file.path}", _hashed(folder / file.path, digest))
+        store.send(f"{manifest.folder}/{file.path}", _read_hashing(folder / file.path, digest))
         if digest.hexdigest() != file.sha256:
             store.remove(f"{manifest.folder}/{file.path}")
             raise UsageError(f"'{folder / file.path}' has changed while it was pushed", "push it again")
@@ -193,8 +193,8 @@ def _has_same_content(store: Store, manifest: Manifest, file: FileEntry) -> bool
     return not path.is_symlink() and _size_and_sha256(path) == (file.bytes, file.sha256)
 
 
-def _hashed(path: Path, digest: hashlib._Hash) -> Iterator[bytes]:
-    for piece in _pieces(path):
+def _read_hashing(path: Path, digest: hashlib._Hash) -> Iterator[bytes]:
+    for piece in _read_pieces(path):
         digest.update(piece)
         yield piece
 
@@ -222,13 +222,13 @@ def _pull_one(store: Store, run_id: str, out: Path, most_bytes: int) -> Path:
         raise StoreError(
             f"the run '{run_id}' is {manifest.bytes:,} bytes, more than {most_bytes:,}", "allow it: --max-size 100GB"
         )
-    _clear(out)
+    _remove_leftovers(out)
     part = out / f"{_PULLED}{manifest.id}-{secrets.token_hex(4)}.{os.getpid()}"
     try:
         part.mkdir(parents=True)
         _refuse_a_full_disk(out, manifest)
         for file in manifest.files:
-            _fetch(store, manifest, file, part / file.path)
+            _fetch_file(store, manifest, file, part / file.path)
         _refuse_no_run(part, manifest)
         part.rename(target)
         sync(out)
@@ -239,7 +239,7 @@ def _pull_one(store: Store, run_id: str, out: Path, most_bytes: int) -> Path:
     return target
 
 
-def _fetch(store: Store, manifest: Manifest, file: FileEntry, target: Path) -> None:
+def _fetch_file(store: Store, manifest: Manifest, file: FileEntry, target: Path) -> None:
     digest, size = hashlib.sha256(), 0
     target.parent.mkdir(parents=True, exist_ok=True)
     path = f"{manifest.folder}/{file.path}"
@@ -260,7 +260,7 @@ def _fetch(store: Store, manifest: Manifest, file: FileEntry, target: Path) -> N
         )
 
 
-def _clear(out: Path) -> None:
+def _remove_leftovers(out: Path) -> None:
     """Remove what pulls that were killed had begun."""
     for part in out.glob(f"{_PULLED}*"):
         pid = part.suffix[1:]
@@ -338,7 +338,7 @@ def remove(store: Store, run_ids: Iterable[str]) -> list[str]:
     return removed
 
 
-def _run_of(name: str) -> str:
+def _run_id_of(name: str) -> str:
     """Return the run of a manifest's file name, or of a path below runs/."""
     return name.partition("~")[0].partition("/")[0]
 
@@ -361,18 +361,18 @@ def collect(store: Store, older_than_s: float = DAY_S, dry_run: bool = False) ->
     """Remove what no manifest names and nobody has written to for `older_than_s`: a push may still be going on."""
     names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) is not None]
     refused: dict[str, StoreError] = {}
-    found = read_manifests(store, names, refused)
-    latest = {entry.id: entry.revision for entry in sorted(found.values(), key=lambda entry: entry.revision)}
+    by_name = read_manifests(store, names, refused)
+    latest = {entry.id: entry.revision for entry in sorted(by_name.values(), key=lambda entry: entry.revision)}
     # A later version may know what a refused one names; a damaged one may be the only one that names intact files.
-    kept = set(map(_run_of, refused)) | (set(map(_run_of, set(names) - set(found))) - set(latest))
+    protected = set(map(_run_id_of, refused)) | (set(map(_run_id_of, set(names) - set(by_name))) - set(latest))
     stale = [
         name
         for name in set(names) - set(refused)
-        if (found[name].revision < latest[found[name].id] if name in found else _run_of(name) in latest)
+        if (by_name[name].revision < latest[by_name[name].id] if name in by_name else _run_id_of(name) in latest)
     ]
-    named = {entry.folder for entry in found.values() if entry.revision == latest[entry.id]}
+    named = {entry.folder for entry in by_name.values() if entry.revision == latest[entry.id]}
     removed, young, freed = [f"{FOLDER}/{name}" for name in stale], [], 0
-    for run_id in set(store.list_folder("runs")) - kept:
+    for run_id in set(store.list_folder("runs")) - protected:
         for content in store.list_folder(f"runs/{run_id}"):
             folder = f"runs/{run_id}/{content}"
             if folder in named or _OURS.fullmatch(content) is None:
@@ -385,8 +385,8 @@ def collect(store: Store, older_than_s: float = DAY_S, dry_run: bool = False) ->
             freed += sum(store.sizes(folder).values())
     if dry_run:
         return Collected(tuple(removed), freed, tuple(young), len(latest))
-    changed = set(map(_run_of, set(store.list_folder(FOLDER)) - set(names)))  # tagged or pushed meanwhile
-    removed = [path for path in removed if _run_of(path.partition("/")[2]) not in changed]
+    changed = set(map(_run_id_of, set(store.list_folder(FOLDER)) - set(names)))  # tagged or pushed meanwhile
+    removed = [path for path in removed if _run_id_of(path.partition("/")[2]) not in changed]
     for path in removed:
         store.remove(path, recursive=not path.startswith(FOLDER))
     return Collected(tuple(removed), freed, tuple(young), write_index(store))

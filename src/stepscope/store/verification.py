@@ -35,12 +35,12 @@ def verify(
     refuse_folder_of_runs(store)
     if not _all_ids(store) and INDEX not in store.list_folder(""):
         raise RunNotFound(f"there is no store at '{store.address}'", "stepscope runs push RUN --store ... makes one")
-    found: list[Verified] = []
+    results: list[Verified] = []
     for run_id in _all_ids(store) if run_ids is None else run_ids:
-        found.append(_verified(store, run_id))
+        results.append(_verified(store, run_id))
         if done is not None:
-            done(found[-1])
-    return found
+            done(results[-1])
+    return results
 
 
 def _all_ids(store: Store) -> list[str]:
@@ -59,11 +59,11 @@ def _verified(store: Store, run_id: str) -> Verified:
     except RefusedFile as error:
         return Verified(run_id, 0, 0, {FOLDER: str(error)})
     sizes = store.sizes(manifest.folder)
-    known = {file.path for file in manifest.files}
-    wrong = dict.fromkeys(sorted(sizes.keys() - known), "no manifest names it")
+    named = {file.path for file in manifest.files}
+    wrong = dict.fromkeys(sorted(sizes.keys() - named), "no manifest names it")
     for file in manifest.files:
-        if (said := _damage_of_file(store, f"{manifest.folder}/{file.path}", file, sizes.get(file.path))) is not None:
-            wrong[file.path] = said
+        if (damage := _damage_of_file(store, f"{manifest.folder}/{file.path}", file, sizes.get(file.path))) is not None:
+            wrong[file.path] = damage
     return Verified(run_id, len(manifest.files), manifest.bytes, wrong)
 
 

@@ -76,16 +76,16 @@ class TuneRequest(Request):
                 raise UsageError(f"a workload takes no arguments of its own: {' '.join(self.arguments)}")
             names = ("batch", "optimizer", "threads", "device")
             return {"workload": self.target, **{name: getattr(self, name) for name in names}}
-        given = [f"--{name}" for name in ("batch", "optimizer", "device") if getattr(self, name) is not None]
-        if given:
-            raise UsageError(f"{', '.join(given)}: of a workload only", "give a script its own arguments after --")
+        options = [f"--{name}" for name in ("batch", "optimizer", "device") if getattr(self, name) is not None]
+        if options:
+            raise UsageError(f"{', '.join(options)}: of a workload only", "give a script its own arguments after --")
         return {"script": self.target, "arguments": list(self.arguments), "threads": self.threads}
 
     def _orders_of_a_function(self) -> dict[str, Any]:
         """The orders for the script that trains what a function returns, without end."""
-        given = [f"--{name}" for name in ("optimizer", "device") if getattr(self, name) is not None]
-        if given or self.arguments:
-            raise UsageError(f"{' '.join([*given, *self.arguments])}: a function decides that itself", "leave it out")
+        options = [f"--{name}" for name in ("optimizer", "device") if getattr(self, name) is not None]
+        if options or self.arguments:
+            raise UsageError(f"{' '.join([*options, *self.arguments])}: a function decides that itself", "leave it out")
         from stepscope.experiments.sweeps import user_training
 
         batch = [] if self.batch is None else [str(self.batch)]

@@ -24,10 +24,10 @@ def copy_of_batch(value: Any, depth: int = 0) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     if isinstance(value, (dict, collections.UserDict)):
-        found = copy.copy(value)
-        for name in found:
-            found[name] = copy_of_batch(found[name], depth)
-        return found
+        duplicate = copy.copy(value)
+        for name in duplicate:
+            duplicate[name] = copy_of_batch(duplicate[name], depth)
+        return duplicate
     if isinstance(value, tuple):
         items = (copy_of_batch(inner, depth) for inner in value)
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
@@ -49,14 +49,14 @@ def _copy_of_object(value: Any, depth: int) -> Any:
     if not (slots or getattr(value, "__dict__", None)):
         return value
     try:
-        found = copy.copy(value)
+        duplicate = copy.copy(value)
         for name in slots:
-            object.__setattr__(found, name, copy_of_batch(getattr(value, name), depth + 1))
+            object.__setattr__(duplicate, name, copy_of_batch(getattr(value, name), depth + 1))
     except (TypeError, AttributeError):
         return value
-    held = getattr(found, "__dict__", {})
-    held.update({name: copy_of_batch(inner, depth + 1) for name, inner in held.items()})
-    return found
+    attributes = getattr(duplicate, "__dict__", {})
+    attributes.update({name: copy_of_batch(inner, depth + 1) for name, inner in attributes.items()})
+    return duplicate
 
 
 def _slots(kind: type) -> list[str]:
@@ -67,8 +67,8 @@ def _slots(kind: type) -> list[str]:
 class BatchCopies:
     """Batches of a list again and again, a copy each time. spent_ns: what copying has taken so far."""
 
-    def __init__(self, kept: Sequence[Any]) -> None:
-        self._batches = itertools.cycle(kept)
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = itertools.cycle(batches)
         self.spent_ns = 0
 
     def __iter__(self) -> Iterator[Any]:

@@ -71,13 +71,13 @@ class BlockRunner:
         """Return what says which changes apply, and how long a step takes, s."""
         state = self._state()  # reading a weight that is computed may change a buffer, as that of a spectral norm
         try:
-            known = facts_of(self._targets, self._seen, self._size, self._divisible)
+            facts = facts_of(self._targets, self._seen, self._size, self._divisible)
         finally:
             state.restore()
-        known |= {"step_s": self._step_s, "data_share": self._data_share}
+        facts |= {"step_s": self._step_s, "data_share": self._data_share}
         if not self._known:
-            self.set_facts(known)
-        return known
+            self.set_facts(facts)
+        return facts
 
     def set_facts(self, facts: Mapping[str, Any]) -> None:
         """Take these facts for the changes: those of another process, whose environment is the training's own."""
@@ -106,17 +106,17 @@ class BlockRunner:
     def measure_losses(self, names: Sequence[str], steps: int) -> list[float]:
         """Return the losses of steps on the fixed batches; the state is put back. Empty where the step returns none."""
         state = self._state()
-        found: list[float] = []
+        losses: list[float] = []
         try:
             with changes_applied(self.find(names), self._targets):
                 for batch in itertools.islice(BatchCopies(self.fixed), steps):
-                    loss = _number(self._step(batch))
+                    loss = _number_or_none(self._step(batch))
                     if loss is None:
                         return []
-                    found.append(loss)
+                    losses.append(loss)
         finally:
             state.restore()
-        return found
+        return losses
 
     def measure_memory(self, names: Sequence[str]) -> int | None:
         """Return the memory that a step adds at its peak to what was live at its start, B; null where unknown."""
@@ -125,9 +125,9 @@ class BlockRunner:
             with changes_applied(self.find(names), self._targets):
                 for _ in range(2):  # the second frees what the first has left: its size is known if it was watched
                     batch = copy_of_batch(self.fixed[0])
-                    with watch_peak_memory() as found:
+                    with watch_peak_memory() as peaks:
                         self._step(batch)
-            return found[0] if found else None
+            return peaks[0] if peaks else None
         finally:
             state.restore()
 
@@ -146,7 +146,7 @@ class BlockRunner:
             step_s = (ended_ns - began_ns) / 1e9 / max(1, len(ends))
             return Block((step_s,) * len(ends), began_ns, ended_ns)
         seconds = tuple((after - before) / 1e9 for before, after in itertools.pairwise([began_ns, *ends]))
-        loss = _number(last)
+        loss = _number_or_none(last)
         return Block(seconds, began_ns, ended_ns, () if loss is None else (loss,))
 
     def _batches_for(self, changes: Sequence[Change]) -> Iterator[Any]:
@@ -186,29 +186,29 @@ def watch_peak_memory() -> Iterator[list[int]]:
 
     On the CPU what was allocated before is of unknown size when it is freed, unless its allocation was watched as well.
     """
-    found: list[int] = []
+    peaks: list[int] = []
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        yield found
+        yield peaks
         torch.cuda.synchronize()
-        found.append(torch.cuda.max_memory_allocated() - before)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
         return
     try:
         window = start_window(shapes=False, cuda=False, memory=True)
     except (RuntimeError, AttributeError, TypeError):  # another profiler runs, or this torch has none
-        yield found
+        yield peaks
         return
     try:
-        yield found
+        yield peaks
     finally:
         window.stop()
-    sizes = sorted(_allocations(window.tree), key=lambda event: event[0])
-    found.append(max(itertools.accumulate((size for _, size in sizes), initial=0)))
+    sizes = sorted(_allocation_events(window.tree), key=lambda event: event[0])
+    peaks.append(max(itertools.accumulate((size for _, size in sizes), initial=0)))
 
 
-def _allocations(nodes: Sequence[Any]) -> Iterator[tuple[int, int]]:
+def _allocation_events(nodes: Sequence[Any]) -> Iterator[tuple[int, int]]:
     """Yield when memory was taken, ns, and how much, B; below 0 where it was given back."""
     waiting = list(nodes)
     while waiting:
@@ -223,7 +223,7 @@ def _copied_ns(batches: Iterator[Any]) -> int:
     return batches.spent_ns if isinstance(batches, BatchCopies) else 0
 
 
-def _number(value: Any) -> float | None:
+def _number_or_none(value: Any) -> float | None:
     if isinstance(value, torch.Tensor):
         return float(value.detach()) if value.numel() == 1 else None
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
@@ -272,38 +272,38 @@ def runner_for_loop(
 
     loader = batches if isinstance(batches, DataLoader) else None
     if loader is None:
-        kept = _non_empty_batches(itertools.islice(batches, fixed))
-        return BlockRunner(step, targets, lambda _: BatchCopies(kept), kept, others=others)
+        first_batches = _non_empty_batches(itertools.islice(batches, fixed))
+        return BlockRunner(step, targets, lambda _: BatchCopies(first_batches), first_batches, others=others)
     # A loader whose workers persist has a single iterator, and the user's loop may be amid it.
     plain = _loader_with(loader, {}) if loader.persistent_workers else loader
     samplers = tuple(LoaderSampler(part) for part in (loader.sampler, loader.batch_sampler) if part is not None)
     drawing = samplers if loader.generator is None else (loader.generator, *samplers)
     state = State(Targets((), ()), drawing)  # a loader draws random numbers when it begins
     try:
-        kept = _non_empty_batches(itertools.islice(iter(plain), fixed))
+        first_batches = _non_empty_batches(itertools.islice(iter(plain), fixed))
     finally:
         state.restore()
 
     def source(arguments: Mapping[str, Any]) -> Iterator[Any]:
         return _endless_batches(_loader_with(loader, arguments) if arguments else plain)
 
-    return BlockRunner(step, targets, source, kept, others=(*others, *drawing))
+    return BlockRunner(step, targets, source, first_batches, others=(*others, *drawing))
 
 
 def _non_empty_batches(batches: Iterable[Any]) -> list[Any]:
     """Return the batches; UsageError where there are none."""
-    if kept := list(batches):
-        return kept
+    if chosen := list(batches):
+        return chosen
     raise UsageError("there is no batch to make steps of", "stepscope.tune(step, [batch], model=..., optimizer=...)")
 
 
 def _endless_batches(loader: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches of epoch after epoch; UsageError where one has none, as when a stream is at its end."""
-    found = True
-    while found:
-        found = False
+    has_batch = True
+    while has_batch:
+        has_batch = False
         for batch in loader:
-            found = True
+            has_batch = True
             yield batch
     raise UsageError("the data loader gives no more batches: its stream is at its end", "give a list of batches")
 
@@ -317,10 +317,10 @@ def sources_of_loop(
     if isinstance(batches, torch.utils.data.DataLoader):  # whose samples may have any length
         batch = f"{batches.batch_size} of {type(batches.dataset).__name__}"
     else:
-        batch = _without_lengths(_shapes(bench.fixed))
+        batch = _without_lengths(_shapes_text(bench.fixed))
     return {
-        "step": f"code {_digest(_instructions(code))}",
-        "model": f"{sum(p.numel() for p in parameters)} parameters, shapes {_digest(_shapes(parameters))}",
+        "step": f"code {_digest(_code_text(code))}",
+        "model": f"{sum(p.numel() for p in parameters)} parameters, shapes {_digest(_shapes_text(parameters))}",
         "optimizer": ", ".join(type(optimizer).__name__ for optimizer in targets.optimizers),
         "batch": batch,
     }
@@ -330,13 +330,13 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _instructions(code: Any) -> str:
+def _code_text(code: Any) -> str:
     """Return what a function does, with the functions within it, whatever lines it stands in."""
     if isinstance(code, frozenset):
         return repr(sorted(map(repr, code)))
     if not hasattr(code, "co_code"):
         return repr(code)
-    return repr([code.co_code, code.co_names, list(map(_instructions, code.co_consts))])
+    return repr([code.co_code, code.co_names, list(map(_code_text, code.co_consts))])
 
 
 def _without_lengths(shapes: str) -> str:
@@ -349,13 +349,13 @@ def _without_lengths(shapes: str) -> str:
     return ", ".join(f"{name}, {samples} samples" for name, samples in sorted(most.items()))
 
 
-def _shapes(value: Any) -> str:
+def _shapes_text(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name}: {_shapes(inner)}' for name, inner in value.items())}}}"
+        return f"{{{', '.join(f'{name}: {_shapes_text(inner)}' for name, inner in value.items())}}}"
     if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(_shapes, value))})"
+        return f"({', '.join(map(_shapes_text, value))})"
     return type(value).__name__
 
 
@@ -379,7 +379,7 @@ def _loader_with(loader: Any, arguments: Mapping[str, Any]) -> Any:
         batching = {"batch_sampler": loader.batch_sampler}
     else:
         batching = {"batch_size": None, "sampler": loader.sampler}
-    found = merge_loader_arguments({**same, **batching}, arguments)
-    if found["num_workers"] and loader.multiprocessing_context is not None:
-        found["multiprocessing_context"] = loader.multiprocessing_context
-    return DataLoader(loader.dataset, **found)
+    merged = merge_loader_arguments({**same, **batching}, arguments)
+    if merged["num_workers"] and loader.multiprocessing_context is not None:
+        merged["multiprocessing_context"] = loader.multiprocessing_context
+    return DataLoader(loader.dataset, **merged)

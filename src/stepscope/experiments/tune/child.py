@@ -120,8 +120,8 @@ def changes_at_start(orders: Orders) -> list[Change]:
         return []
     from stepscope.experiments.tune.changes import all_changes
 
-    known = all_changes(orders["facts"])
-    return [known[name] for name in orders["at_start"]]
+    by_name = all_changes(orders["facts"])
+    return [by_name[name] for name in orders["at_start"]]
 
 
 def prepare_workload_runner(orders: Orders) -> BlockRunner:

@@ -79,7 +79,7 @@ def write_config(path: Path, changes: Sequence[Change], facts: Mapping[str, Any]
             f"facts = {json.dumps(json.dumps(facts))}",
         ]
         lines += ["", "[environment]", *(f"{name} = {json.dumps(value)}" for name, value in environment.items())]
-        lines += [line for change in changes for line in ("", f"# {change.name}:", *_commented(change.code))]
+        lines += [line for change in changes for line in ("", f"# {change.name}:", *_comment_lines(change.code))]
     try:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
@@ -94,8 +94,8 @@ def read_config(path: Path) -> Config:
     try:
         text = read_regular(path.resolve(), _MOST_BYTES).decode("utf-8")
     except (OSError, ValueError) as error:
-        said = (error.strerror if isinstance(error, OSError) else None) or error
-        raise UsageError(f"--with {path}: {said}", "stepscope tune --apply writes one") from error
+        complaint = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UsageError(f"--with {path}: {complaint}", "stepscope tune --apply writes one") from error
     for index, line in enumerate(text.splitlines(), 1):
         words = line.strip()
         if not words or words.startswith("#"):
@@ -146,11 +146,11 @@ def _is_of_a_change(name: str, value: Any) -> bool:
         libraries.append(tcmalloc_library())
     first, *others = value.split(":")
     users = os.environ.get("LD_PRELOAD", "")  # those are loaded as it is
-    known = first in [str(library) for library in libraries if library is not None]
-    return known and (not others or ":".join(others) in (users, users.partition(":")[2]))
+    is_ours = first in [str(library) for library in libraries if library is not None]
+    return is_ours and (not others or ":".join(others) in (users, users.partition(":")[2]))
 
 
-def _commented(code: str) -> list[str]:
+def _comment_lines(code: str) -> list[str]:
     return [f"#   {line}" for line in code.splitlines()]
 
 
@@ -175,11 +175,11 @@ def changes_of(config: Config) -> list[Change]:
     """Return the changes of a configuration; UnknownName for one that there is not."""
     if not config.changes:
         return []
-    known = all_changes(config.facts)
+    by_name = all_changes(config.facts)
     for name in config.changes:
-        if name not in known:
-            raise UnknownName("change", name, known)
-    return [known[name] for name in config.changes]
+        if name not in by_name:
+            raise UnknownName("change", name, by_name)
+    return [by_name[name] for name in config.changes]
 
 
 def refuse_no_parts(config: Config, workload: Workload | None = None, batch: int | None = None) -> None:
@@ -202,17 +202,17 @@ def apply_to_workload(workload: Workload, config: Config) -> Workload:
     early = [change for change in changes if change.at_start and change.group != "compile"]
     _kept.enter_context(changes_applied(early, Targets((), ())))
     later = [change for change in changes if change not in early]
-    made: list[Targets] = []
+    targets: list[Targets] = []
 
     def step(training: Training, batch: Batch) -> Tensor:
         plain = replace(training, workload=workload)
-        if made:
-            loss: Tensor = make_step(plain, made[0], batch)
+        if targets:
+            loss: Tensor = make_step(plain, targets[0], batch)
             return loss
         losses: list[Tensor] = []
-        seen = observe_training(lambda: losses.append(plain.step(batch)))
-        made.append(Targets((training.model,), training.optimizers, tuple(seen.called_modules.values())))
-        _kept.enter_context(changes_applied(later, made[0]))
+        observer = observe_training(lambda: losses.append(plain.step(batch)))
+        targets.append(Targets((training.model,), training.optimizers, tuple(observer.called_modules.values())))
+        _kept.enter_context(changes_applied(later, targets[0]))
         return losses[0]
 
     return replace(workload, step=step)

@@ -77,13 +77,13 @@ def _busy_wait(duration_ns: int) -> None:
 @contextlib.contextmanager
 def _delay_layer(targets: Targets, name: str, forward_ns: int, backward_ns: int) -> Iterator[None]:
     """After each call of the module, and in backward when the gradient of what it returned is there."""
-    found = [
+    modules = [
         module
         for model in targets.models
         for path, module in model.named_modules()
         if name in (path, ".".join(part for part in (type(model).__name__, path) if part))  # of several models by type
     ]
-    if not found:
+    if not modules:
         raise LookupError(f"the training calls no module {name or 'at the root'}")
 
     def ended(_module: object, _args: object, output: Any) -> None:
@@ -92,7 +92,7 @@ def _delay_layer(targets: Targets, name: str, forward_ns: int, backward_ns: int)
         if tensor is not None and backward_ns:
             tensor.register_hook(lambda _: _busy_wait(backward_ns))
 
-    with remove_hooks_after([module.register_forward_hook(ended) for module in found[:1]]):
+    with remove_hooks_after([module.register_forward_hook(ended) for module in modules[:1]]):
         yield
 
 

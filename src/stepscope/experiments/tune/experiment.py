@@ -157,15 +157,15 @@ class Tuning:
 
     def is_loss_steady(self, arm: Arm) -> bool:
         """Return whether the loss did not drift by more than MOST_DRIFT, and is known where numbers are rounded."""
-        known = arm.drift is not None or not any(self.known[name].lossy for name in arm.changes)
-        return known and abs(arm.drift or 0.0) <= MOST_DRIFT
+        is_known = arm.drift is not None or not any(self.known[name].lossy for name in arm.changes)
+        return is_known and abs(arm.drift or 0.0) <= MOST_DRIFT
 
     # the beginning
 
     def _begin(self) -> TunableTraining:
         self._desk.tell("the training as it is", self.used)
         began_ns = monotonic_ns()
-        training = self._start(())
+        training = self._start_training(())
         facts = training.ask(_ANSWER_S, do="facts")
         self._refuse_another(facts)
         self.facts = facts
@@ -173,7 +173,7 @@ class Tuning:
         rules = self.rules
         chosen = select_changes(self.known.values(), rules.goal, rules.only, rules.without)
         self.step_s = self.facts["step_s"]
-        self._fresh_losses = self._losses(training, ())
+        self._fresh_losses = self._losses_with(training, ())
         first = training.ask(_ANSWER_S, do="block", changes=[], warmup=1, steps=2)
         self._opening_s = (monotonic_ns() - began_ns) / 1e9
         self.step_s = min(first["seconds"])
@@ -204,7 +204,7 @@ class Tuning:
                 "bring back what it began with, or give another folder: --out DIR",
             )
 
-    def _start(self, changes: Sequence[Change]) -> TunableTraining:
+    def _start_training(self, changes: Sequence[Change]) -> TunableTraining:
         training = self._open(changes, self.facts)
         self._trainings.append(training)
         if changes:
@@ -257,9 +257,9 @@ class Tuning:
 
     def _open_arms(self) -> list[Arm]:
         singles = [arm for arm in self.arms.values() if arm.name in self.known and not self.known[arm.name].refused]
-        return [arm for arm in singles if not arm.over and arm.status != "failed" and self._possible(arm)]
+        return [arm for arm in singles if not arm.over and arm.status != "failed" and self._can_be_tried(arm)]
 
-    def _possible(self, arm: Arm) -> bool:
+    def _can_be_tried(self, arm: Arm) -> bool:
         return self._apart or not arm.at_start
 
     def _measure_losses_and_memory(self, training: TunableTraining, arm: Arm) -> None:
@@ -269,7 +269,9 @@ class Tuning:
         """
         looks = 1
         if self.facts.get("losses_known", True):
-            self._store_losses(arm, self._losses(training, ()), self._losses(training, arm.in_process_changes))
+            self._store_losses(
+                arm, self._losses_with(training, ()), self._losses_with(training, arm.in_process_changes)
+            )
         elif self.rules.goal == "memory":
             looks = 2
         else:
@@ -280,7 +282,7 @@ class Tuning:
         if None not in sizes:
             arm.as_is_bytes, arm.memory_bytes = min(sizes[::2]), max(sizes[1::2])
 
-    def _losses(self, training: TunableTraining, names: Sequence[str]) -> list[float]:
+    def _losses_with(self, training: TunableTraining, names: Sequence[str]) -> list[float]:
         if not self.facts.get("losses_known", True):
             return []
         steps = max(2, min(_LOSSES, int(2.0 / max(self.step_s, 1e-6))))
@@ -305,7 +307,7 @@ class Tuning:
         times: dict[bool, Mapping[str, Any]] = {}
         ahead = max(self._loaded_ahead(()), self._loaded_ahead(arm.changes))
         for training, names, is_changed in sides:
-            times[is_changed] = self._block(training, names, ahead)
+            times[is_changed] = self._run_block(training, names, ahead)
         if self.quiet.should_repeat_pair((times[False].get("others"), times[True].get("others"))):
             return False
         loads = any(self.known[name].loader for name in arm.changes)
@@ -326,7 +328,7 @@ class Tuning:
         workers = arguments.get("num_workers", loader.get("workers", 0))
         return int(workers) * int(arguments.get("prefetch_factor", loader.get("prefetch") or _PREFETCHED))
 
-    def _block(self, training: TunableTraining, names: Sequence[str], ahead: int = 0) -> dict[str, Any]:
+    def _run_block(self, training: TunableTraining, names: Sequence[str], ahead: int = 0) -> dict[str, Any]:
         seconds = min(0.5, max(0.04, self.rules.seconds / 600))
         steps = min(_MOST_STEPS, max(2 if self.step_s < 1 else 1, math.ceil(seconds / self.step_s)))
         warmup = min(20, max(2 if self.step_s < 0.5 else 1, math.ceil(seconds / 3 / self.step_s)))
@@ -397,7 +399,7 @@ class Tuning:
                 self._store_arms()
             if couple + 1 < _COUPLES and waiting() and self.used + self._opening_s / self.rules.seconds < until:
                 self._close(training)
-                training = self._start(())
+                training = self._start_training(())
                 self._couple += 1
         return training
 
@@ -411,14 +413,14 @@ class Tuning:
     def _measure_process_pair(
         self, training: TunableTraining, arm: Arm, pairs: int = _COUPLE_PAIRS, base: Sequence[str] = ()
     ) -> None:
-        other = self._start([self.known[name] for name in arm.at_start])
+        other = self._start_training([self.known[name] for name in arm.at_start])
         try:
             if not arm.losses and (arm.pairs or arm.name == FINAL):  # what is given up is not looked at
-                self._store_losses(arm, self._fresh_losses, self._losses(other, arm.in_process_changes))
-                self._losses(training, base)  # so that it is as warm as the other
-            made = 0
-            while made < pairs:
-                made += self._pair(training, other, arm, base)
+                self._store_losses(arm, self._fresh_losses, self._losses_with(other, arm.in_process_changes))
+                self._losses_with(training, base)  # so that it is as warm as the other
+            measured = 0
+            while measured < pairs:
+                measured += self._pair(training, other, arm, base)
             ended = other.ask(_ANSWER_S, do="peak")
             if "compile" in arm.changes and ended.get("prepared_s") is not None:
                 arm.compile_s = max(0.0, ended["prepared_s"] - training.ask(_ANSWER_S, do="peak")["prepared_s"])
@@ -516,7 +518,7 @@ class Tuning:
         if not current.at_start:
             self._measure_process_pair(training, step, LEAST_PAIRS, current.in_process_changes)
             return
-        base = self._start([self.known[name] for name in current.at_start])
+        base = self._start_training([self.known[name] for name in current.at_start])
         try:
             if step.at_start == current.at_start:
                 while len(step.pairs) < LEAST_PAIRS + 2:
@@ -544,7 +546,7 @@ class Tuning:
             self._couple += 1
             began = self.used
             self._desk.tell(f"as is against the best: {best.name}", min(1.0, self.used))
-            training = self._start(())
+            training = self._start_training(())
             with self._record_failure(final):
                 self._measure_process_pair(training, final, _FINAL_PAIRS)
             self._close(training)

@@ -28,7 +28,7 @@ _MEANINGS = {
 
 def judge(tuning: Tuning, title: str) -> Findings:
     """Return the findings of an experiment, also of one that was interrupted."""
-    arms, known, memory = tuning.arms, tuning.known, tuning.rules.goal == "memory"
+    arms, changes, memory = tuning.arms, tuning.known, tuning.rules.goal == "memory"
     measured = [arm for arm in arms.values() if arm.status == "measured" and arm.name != FINAL and arm.pairs]
     combined = [arm for arm in measured if len(arm.changes) > 1 and arm.over]
     refuted = tuning.refuted()
@@ -37,20 +37,20 @@ def judge(tuning: Tuning, title: str) -> Findings:
     ranks = {arm.name: index for index, arm in enumerate(helps, 1)} if memory else tie_groups(helps)
     helps.sort(key=lambda arm: ranks[arm.name])
     final = arms.get(FINAL)
-    rows = [_row(arm, ranks[arm.name]) for arm in helps]
+    rows = [_result_row(arm, ranks[arm.name]) for arm in helps]
     tables = [
         ResultTable("helps", "What helps", _COLUMNS, tuple(rows), _legend(helps, ranks), _MEANINGS),
         *_final_table(final),
-        *_code_table(best, known),
+        *_code_table(best, changes),
         _useless_table([arm for arm in measured if arm not in helps], refuted, tuning),
-        _untried_table(arms, known),
+        _untried_table(arms, changes),
     ]
     return Findings(
         title=title,
         answer=_answer(tuning, best, final, helps),
         tables=tuple(table for table in tables if table.rows),
         notes=tuple(_notes(tuning)),
-        frames=_frames(measured, final, helps),
+        frames=_result_frames(measured, final, helps),
     )
 
 
@@ -59,18 +59,18 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def _row(arm: Arm, rank: int | None) -> tuple[Value, ...]:
+def _result_row(arm: Arm, rank: int | None) -> tuple[Value, ...]:
     gain, low, high = gains(arm)
     as_is = _median(arm.as_is_s)
     ratio = 1 - gain / 100 if gain is not None else None
     return (
         rank, arm.name, None if as_is is None else 1e3 * as_is,
         None if as_is is None or ratio is None else 1e3 * as_is * ratio, gain, low, high,
-        _memory(arm), _drift(arm), _pairs(arm),
+        _memory_change_text(arm), _drift_text(arm), _pair_count_text(arm),
     )  # fmt: skip
 
 
-def _drift(arm: Arm) -> str | None:
+def _drift_text(arm: Arm) -> str | None:
     if arm.drift is None:
         return None
     return "none" if arm.losses == arm.as_is_losses else f"{100 * arm.drift:+.3f}"
@@ -87,14 +87,14 @@ def gains(arm: Arm) -> tuple[float | None, float | None, float | None]:
 _WIDEST = 100.0  # high end of a CI by its low end, beyond which it says nothing
 
 
-def _memory(arm: Arm) -> Value:
+def _memory_change_text(arm: Arm) -> Value:
     if not arm.memory_bytes or not arm.as_is_bytes:
         return None
     change = 100 * (arm.memory_bytes / arm.as_is_bytes - 1)
     return f"{change:+.1f} (process)" if arm.of_process else f"{change:+.1f}"
 
 
-def _pairs(arm: Arm) -> str:
+def _pair_count_text(arm: Arm) -> str:
     return f"{len(arm.pairs)} x {arm.couples}" if arm.of_process else str(len(arm.pairs))
 
 
@@ -111,7 +111,7 @@ def _legend(helps: Sequence[Arm], ranks: Mapping[str, int]) -> str:
 def _final_table(final: Arm | None) -> list[ResultTable]:
     if final is None or final.status != "measured":
         return []
-    row = _row(final, None)[1:]
+    row = _result_row(final, None)[1:]
     where = "in processes of their own" if final.of_process else "in this process"
     title = "As is against the best configuration"
     return [
@@ -119,10 +119,12 @@ def _final_table(final: Arm | None) -> list[ResultTable]:
     ]
 
 
-def _code_table(best: Arm | None, known: Mapping[str, Change]) -> list[ResultTable]:
+def _code_table(best: Arm | None, changes: Mapping[str, Change]) -> list[ResultTable]:
     if best is None:
         return []
-    rows = tuple((name, known[name].code, known[name].risk or "nothing") for name in best.changes if name in known)
+    rows = tuple(
+        (name, changes[name].code, changes[name].risk or "nothing") for name in best.changes if name in changes
+    )
     return [ResultTable("code", "To paste", ("change", "code or line to start with", "may differ"), rows)]
 
 
@@ -132,7 +134,7 @@ def _useless_table(arms: Sequence[Arm], refuted: Arm | None, tuning: Tuning) -> 
             return "refuted by the check at the end" if _surely_refuted(tuning) else _NOT_CONFIRMED
         return arm.reason or _verdict(arm, tuning.rules.goal)
 
-    rows = [(arm.name, *_gain_if_interval(arm), verdict(arm), _pairs(arm)) for arm in arms]
+    rows = [(arm.name, *_gain_if_interval(arm), verdict(arm), _pair_count_text(arm)) for arm in arms]
     rows.sort(key=lambda row: row[4] in _OPEN)  # else as they were tried: this is no ranking
     columns = ("change", "gain %", "low %", "high %", "verdict", "pairs")
     return ResultTable("no-gain", "No certain gain", columns, tuple(rows), meanings=_MEANINGS)
@@ -171,8 +173,8 @@ def _gain_if_interval(arm: Arm) -> tuple[float | None, float | None, float | Non
     return (None, None, None) if low is None or high is None else (gain, low, high)
 
 
-def _untried_table(arms: Mapping[str, Arm], known: Mapping[str, Change]) -> ResultTable:
-    rows = [(arm.name, known[arm.name].title if arm.name in known else "", arm.reason) for arm in arms.values()
+def _untried_table(arms: Mapping[str, Arm], changes: Mapping[str, Change]) -> ResultTable:
+    rows = [(arm.name, changes[arm.name].title if arm.name in changes else "", arm.reason) for arm in arms.values()
             if arm.status != "measured" and arm.name != FINAL]  # fmt: skip
     return ResultTable("untried", "Not tried", ("change", "what it is", "why"), tuple(rows))
 
@@ -192,10 +194,10 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
         unclear = [arm.name for arm in measured if arm not in tuning.winners() and _verdict(arm, goal) in _OPEN]
         tried = measured[0].name if len(measured) == 1 else f"any of {plural(len(measured), 'change')}"
         if len(unclear) == len(measured):
-            return f"Cannot tell yet whether {tried} helps: run it longer (--minutes).{_no_time(tuning)}"
+            return f"Cannot tell yet whether {tried} helps: run it longer (--minutes).{_untried_for_time_text(tuning)}"
         more = f" Not clear yet: {', '.join(unclear)}; run it longer (--minutes)." if unclear else ""
         none = f"{tried} is not" if len(measured) == 1 else f"None of {plural(len(measured), 'change')} is"
-        return f"{none} certain to help: {_LEAVE}.{more}{_no_time(tuning)}"
+        return f"{none} certain to help: {_LEAVE}.{more}{_untried_for_time_text(tuning)}"
     checked = final if final and final.status == "measured" and final.changes == best.changes else None
     arm = checked or best
     gain, low, high = gains(arm)
@@ -242,7 +244,7 @@ def _refuted_answer(chosen: Arm, final: Arm, tuning: Tuning) -> str:
 _LEAVE = "leave the training as it is"
 
 
-def _no_time(tuning: Tuning) -> str:
+def _untried_for_time_text(tuning: Tuning) -> str:
     waiting = [arm.name for arm in tuning.arms.values() if arm.status == "not tried" and arm.reason == NO_TIME]
     return f" Not tried, for no time was left: {', '.join(waiting)}." if waiting else ""
 
@@ -284,7 +286,7 @@ def _notes(tuning: Tuning) -> list[str]:
     return notes
 
 
-def _frames(measured: Sequence[Arm], final: Arm | None, helps: Sequence[Arm]) -> dict[str, pl.DataFrame]:
+def _result_frames(measured: Sequence[Arm], final: Arm | None, helps: Sequence[Arm]) -> dict[str, pl.DataFrame]:
     import polars as pl
 
     rows = []

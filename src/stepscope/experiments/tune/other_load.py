@@ -66,13 +66,13 @@ class QuietLevel:
 
     def should_repeat_pair(self, cores: tuple[float | None, float | None]) -> bool:
         """Return whether to make this pair of blocks again. Where most would be, load is how it is: none is then."""
-        known = [value for value in cores if value is not None]
-        self._seen += known
-        if not known or len(self._seen) < _FEWEST:
+        loads = [value for value in cores if value is not None]
+        self._seen += loads
+        if not loads or len(self._seen) < _FEWEST:
             self._taken += 1
             return False
         quiet = statistics.quantiles(self._seen, n=4)[0]
-        if max(known) <= quiet + _MORE_CORES or self.set_aside >= self._taken:
+        if max(loads) <= quiet + _MORE_CORES or self.set_aside >= self._taken:
             self._taken += 1
             return False
         self.set_aside += 1

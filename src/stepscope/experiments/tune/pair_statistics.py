@@ -140,10 +140,10 @@ class Arm:
         couples = sorted({couple for _, couple in self.pairs})
         if self.of_process and couples:
             logs = [[log for log, couple in self.pairs if couple == wanted] for wanted in couples]
-            found = process_interval(logs, confidence)
+            interval = process_interval(logs, confidence)
         else:
-            found = ratio_interval([log for log, _ in self.pairs], confidence)
-        return widen_interval(found, self.base_half) if self.base_half else found
+            interval = ratio_interval([log for log, _ in self.pairs], confidence)
+        return widen_interval(interval, self.base_half) if self.base_half else interval
 
     @property
     def couples(self) -> int:
@@ -168,30 +168,30 @@ class Arm:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, kept: Mapping[str, Any]) -> Arm:
+    def from_dict(cls, entry: Mapping[str, Any]) -> Arm:
         """Read what `to_dict` wrote; ValueError for what cannot have been written so."""
-        known = {name: kept[name] for name in cls.__dataclass_fields__ if name in kept}
+        fields = {name: entry[name] for name in cls.__dataclass_fields__ if name in entry}
         for name, kind in _KINDS.items():
-            if name in known and not isinstance(known[name], kind):
-                raise ValueError(f"{name} is {known[name]!r}"[:100])
-        pairs = known.get("pairs", [])
+            if name in fields and not isinstance(fields[name], kind):
+                raise ValueError(f"{name} is {fields[name]!r}"[:100])
+        pairs = fields.get("pairs", [])
         if not all(isinstance(pair, list | tuple) and len(pair) == 2 and _are_numbers(pair) for pair in pairs):
             raise ValueError("pairs that are none")
-        lists = [known.get(name, []) for name in _NUMBERS]
+        lists = [fields.get(name, []) for name in _NUMBERS]
         if max(map(len, (pairs, *lists))) > _MOST_PAIRS or not all(map(_are_numbers, lists)):
             raise ValueError("numbers that are none")
-        if any(abs(log) > _MOST_LOG for log in (*(log for log, _ in pairs), *known.get("fastest", []))):
+        if any(abs(log) > _MOST_LOG for log in (*(log for log, _ in pairs), *fields.get("fastest", []))):
             raise ValueError("ratios that are none")
-        if not all(isinstance(span, list | tuple) and _are_numbers(span) for span in known.get("blocks_ns", [])):
+        if not all(isinstance(span, list | tuple) and _are_numbers(span) for span in fields.get("blocks_ns", [])):
             raise ValueError("blocks that are none")
-        known["pairs"] = [(float(log), int(couple)) for log, couple in pairs]
-        known["changes"], known["at_start"] = tuple(known.get("changes", ())), tuple(known.get("at_start", ()))
-        named = all(isinstance(name, str) for name in (*known["changes"], *known["at_start"]))
-        if "name" not in known or not named or not {*known["at_start"]} <= {*known["changes"]}:
+        fields["pairs"] = [(float(log), int(couple)) for log, couple in pairs]
+        fields["changes"], fields["at_start"] = tuple(fields.get("changes", ())), tuple(fields.get("at_start", ()))
+        named = all(isinstance(name, str) for name in (*fields["changes"], *fields["at_start"]))
+        if "name" not in fields or not named or not {*fields["at_start"]} <= {*fields["changes"]}:
             raise ValueError("changes that are none")
-        if known.get("status") == "measured" and not (pairs and len(known.get("as_is_s", [])) == len(pairs)):
+        if fields.get("status") == "measured" and not (pairs and len(fields.get("as_is_s", [])) == len(pairs)):
             raise ValueError("measured without pairs")
-        return cls(**known)
+        return cls(**fields)
 
 
 _NUMBERS = ("as_is_s", "changed_s", "fastest", "losses", "as_is_losses")

@@ -130,12 +130,12 @@ class _Loop:
         if self._steps < _WARMUP:
             return
         if self._block is not None:
-            warmup, left = self._block
+            warmup, remaining = self._block
             if warmup > 0:
-                self._block = warmup - 1, left
+                self._block = warmup - 1, remaining
             elif before is not None:
                 self._seconds.append(self._last_s)
-                self._block = 0, left - 1
+                self._block = 0, remaining - 1
             if self._block[1] > 0:
                 if self._block[0] == 0 and not self._seconds:
                     self._synchronize()
@@ -180,9 +180,9 @@ class _Loop:
         """Answer until a block is to be made."""
         assert self._targets is not None
         assert self._seen is not None
-        targets, seen = self._targets, self._seen
-        targets.called = targets.models = tuple(seen.called_modules.values())
-        targets.optimizers = tuple(seen.optimizers.values())
+        targets, observer = self._targets, self._seen
+        targets.called = targets.models = tuple(observer.called_modules.values())
+        targets.optimizers = tuple(observer.optimizers.values())
         if self._steps == _WARMUP:
             compiling = [change for change in changes_at_start(self._orders) if change.group == "compile"]
             self._at_start.enter_context(changes_applied(compiling, targets))
@@ -239,12 +239,12 @@ def _steps_cannot_be_undone(*_: object) -> bool:
 class _Listener:
     """Hands on what the training does: to the rules that find steps, and to whom observes it."""
 
-    def __init__(self, seen: Observer, ended: Any) -> None:
+    def __init__(self, observer: Observer, ended: Any) -> None:
         from stepscope.record.gradient_threads import GradientThreads
         from stepscope.record.steps import StepFinder
 
         self.routes: Any = None
-        self._seen = seen
+        self._seen = observer
         self._trains = False
         self._ended = ended
         self._finder = StepFinder(

@@ -77,8 +77,8 @@ class Observer:
         if self.loader is None:
             stream = isinstance(getattr(iterator, "_dataset", None), torch.utils.data.IterableDataset)
             names = {"workers": "_num_workers", "prefetch": "_prefetch_factor"}
-            known = {name: int(getattr(iterator, held, 0) or 0) for name, held in names.items()}
-            self.loader = {**known, "stream": stream}
+            counts = {name: int(getattr(iterator, held, 0) or 0) for name, held in names.items()}
+            self.loader = {**counts, "stream": stream}
 
     def returned(self, module: nn.Module, output: Any) -> None: ...
     def after_optimizer(self, optimizer: Any) -> None: ...
@@ -111,7 +111,7 @@ def observe_training(action: Any) -> Observer:
     return observer
 
 
-def facts_of(targets: Targets, seen: Observer, batch: int | None = None, divisible: bool = False) -> dict[str, Any]:
+def facts_of(targets: Targets, observer: Observer, batch: int | None = None, divisible: bool = False) -> dict[str, Any]:
     """Return the facts that say which changes apply: of the training, and of this machine. All of it is plain data."""
     from stepscope.footprint.transforms import repeated_blocks
 
@@ -138,11 +138,11 @@ def facts_of(targets: Targets, seen: Observer, batch: int | None = None, divisib
         "conv2d": len(weights),
         "channels_last": bool(telling) and all(w.is_contiguous(memory_format=torch.channels_last) for w in telling),
         "calls": len(targets.called),
-        "autocast": seen.autocast,
-        "compiled": seen.compiled_model,
-        "zeroes_gradients": seen.zeroes_gradients,
+        "autocast": observer.autocast,
+        "compiled": observer.compiled_model,
+        "zeroes_gradients": observer.zeroes_gradients,
         "optimizers": [_optimizer_facts(optimizer) for optimizer in targets.optimizers],
-        "loader": seen.loader,
+        "loader": observer.loader,
         "blocks": sum(len(repeated_blocks(model)) for model in targets.called),
         "batch": batch or 0,
         "divisible": divisible,
@@ -167,7 +167,7 @@ def machine_facts() -> dict[str, Any]:
     in_force = c_allocators.current_allocator_facts()
     return {
         "cores": _allowed_core_count(len(cores)),
-        "physical_cores": max(1, min(_physical(cores), _allowed_core_count(len(cores)))),
+        "physical_cores": max(1, min(_physical_core_count(cores), _allowed_core_count(len(cores)))),
         "large_cores": _fastest_cores(cores),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "glibc": platform.libc_ver()[0] == "glibc",
@@ -198,20 +198,20 @@ def _allowed_core_count(cores: int) -> int:
         return cores
 
 
-def _physical(cores: list[int]) -> int:
+def _physical_core_count(cores: list[int]) -> int:
     """Return how many of these logical cores are cores of their own."""
-    siblings = {_core_fact(core, "topology/thread_siblings_list") or str(core) for core in cores}
+    siblings = {_read_core_file(core, "topology/thread_siblings_list") or str(core) for core in cores}
     return len(siblings)
 
 
 def _fastest_cores(cores: list[int]) -> list[int]:
     """Return the cores of the highest capacity where they differ, else none."""
-    capacity = {core: int(_core_fact(core, "cpu_capacity") or 0) for core in cores}
+    capacity = {core: int(_read_core_file(core, "cpu_capacity") or 0) for core in cores}
     most = max(capacity.values(), default=0)
     return [] if len(set(capacity.values())) < 2 else [core for core, value in capacity.items() if value == most]
 
 
-def _core_fact(core: int, name: str) -> str:
+def _read_core_file(core: int, name: str) -> str:
     try:
         return Path(f"/sys/devices/system/cpu/cpu{core}/{name}").read_text(encoding="ascii").strip()
     except OSError:

@@ -85,14 +85,14 @@ class State:
     @property
     def size(self) -> int:
         """The memory of the copies, B."""
-        return sum(kept.content.numel() * kept.content.element_size() for kept in self._tensors.values())
+        return sum(saved.content.numel() * saved.content.element_size() for saved in self._tensors.values())
 
     def restore(self) -> None:
         """Make everything as it was; what cannot be put back is told once everything else is."""
         failed: list[Exception] = []
         with torch.no_grad():
-            for kept in self._tensors.values():
-                _restore(kept, failed)
+            for saved in self._tensors.values():
+                _restore(saved, failed)
             for tensor, gradient in self._gradients:
                 tensor.grad = gradient
         for part in (*self._parts.values(), self._random):
@@ -113,8 +113,8 @@ class State:
         elif isinstance(value, LoaderSampler):
             self._keep_part(value.sampler, _SavedSampler)
         elif isinstance(value, tuple):
-            kept = [self.save_value(inner) for inner in value]
-            return all(kept)
+            are_saved = [self.save_value(inner) for inner in value]
+            return all(are_saved)
         elif (kind := _saver_class(value)) is not None:
             self._keep_part(value, kind)
         else:
@@ -230,8 +230,8 @@ class _SavedAttributes:
         for name, value in self._attributes.items():
             if name not in of_torch:
                 state.save_value(value)
-        held = [(name, value) for name, value in self._attributes.items() if name in of_torch - _OF_SAMPLERS]
-        self._contents = [(value, value.copy()) for _, value in held if isinstance(value, (dict, set))]
+        attributes = [(name, value) for name, value in self._attributes.items() if name in of_torch - _OF_SAMPLERS]
+        self._contents = [(value, value.copy()) for _, value in attributes if isinstance(value, (dict, set))]
 
     def restore(self) -> None:
         present = getattr(self._owner, "__dict__", {})
@@ -268,18 +268,18 @@ class _SavedOptimizer:
         for group in optimizer.param_groups:
             state.save_value(tuple(group["params"]))
         self._state = [
-            (key, values, {name: self._kept(value, state) for name, value in values.items()})
+            (key, values, {name: self._save_and_return(value, state) for name, value in values.items()})
             for key, values in optimizer.state.items()
             if isinstance(values, dict)
         ]
         # Some keep a count of steps under a name, beside the dictionaries of their parameters.
         loose = {key: value for key, value in optimizer.state.items() if not isinstance(value, dict)}
-        self._loose = {key: self._kept(value, state) for key, value in loose.items()}
+        self._loose = {key: self._save_and_return(value, state) for key, value in loose.items()}
         self._groups = [
-            (group, {name: self._kept(value, state) for name, value in group.items() if name != "params"})
+            (group, {name: self._save_and_return(value, state) for name, value in group.items() if name != "params"})
             for group in optimizer.param_groups
         ]
-        self._lists = [(found, list(found)) for found in self._parameter_lists()]
+        self._lists = [(parameters, list(parameters)) for parameters in self._parameter_lists()]
         self._own = _SavedAttributes(optimizer, state, _OF_OPTIMIZERS)
 
     def _parameter_lists(self) -> list[list[Any]]:
@@ -293,24 +293,24 @@ class _SavedOptimizer:
         self._optimizer.state.clear()
         for key, values, content in self._state:
             values.clear()
-            values.update({name: self._value(value) for name, value in content.items()})
+            values.update({name: self._value_or_copy(value) for name, value in content.items()})
             self._optimizer.state[key] = values
-        self._optimizer.state.update({key: self._value(value) for key, value in self._loose.items()})
+        self._optimizer.state.update({key: self._value_or_copy(value) for key, value in self._loose.items()})
         for group, values in self._groups:
             for name in [name for name in group if name != "params" and name not in values]:
                 del group[name]
-            group.update({name: self._value(value) for name, value in values.items()})
+            group.update({name: self._value_or_copy(value) for name, value in values.items()})
         for group, (params, _) in zip(self._optimizer.param_groups, self._lists[1:], strict=True):
             group["params"] = params
 
     @classmethod
-    def _kept(cls, value: Any, state: State) -> Any:
+    def _save_and_return(cls, value: Any, state: State) -> Any:
         if isinstance(value, torch.Tensor):
             state.save_value(value)
-        return cls._value(value)
+        return cls._value_or_copy(value)
 
     @staticmethod
-    def _value(value: Any) -> Any:
+    def _value_or_copy(value: Any) -> Any:
         return value if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
@@ -319,12 +319,12 @@ class _WithStateDict:
 
     def __init__(self, other: Any) -> None:
         self._other = other
-        known = hasattr(other, "state_dict") and hasattr(other, "load_state_dict")
-        self._content = copy.deepcopy(other.state_dict()) if known else None
+        has_state_dict = hasattr(other, "state_dict") and hasattr(other, "load_state_dict")
+        self._content = copy.deepcopy(other.state_dict()) if has_state_dict else None
         self._stages = self._copy_of_stages()
         idle = not getattr(other, "is_enabled", lambda: True)()  # a gradient scaler that does nothing
         if not self._content and not idle:
-            empty = ": its state_dict() is empty" if known else ""
+            empty = ": its state_dict() is empty" if has_state_dict else ""
             raise UsageError(
                 f"others: {type(other).__name__!r} cannot be put back{empty}",
                 "name tensors, lists, dictionaries, modules, generators, and what has state_dict and load_state_dict",

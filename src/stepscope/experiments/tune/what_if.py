@@ -84,18 +84,18 @@ def parts_of(run: Run) -> list[StepPart]:
         raise UsageError(
             "--what-if: the run has no times of layers", "record one first: stepscope run, and give --what-if last"
         )
-    found = []
+    parts = []
     for row in rows[:_MOST_PARTS]:
         forward, backward = float(row["forward_ns"] or 0), float(row["backward_ns"] or 0)
         both, whole = forward + backward, float(row["total_ns"])
         if both > 0:
             share = float(row["share"]) * both / whole  # its update is the optimizer's
-            found.append(StepPart(row["layer"], LAYER, row["type"] or "", share, forward / both, row["attained"]))
+            parts.append(StepPart(row["layer"], LAYER, row["type"] or "", share, forward / both, row["attained"]))
     shares = {str(row["phase"]): float(row["share"] or 0) for row in run.phases().iter_rows(named=True)}
     for phase, kind in (("optimizer", OPTIMIZER), ("data", LOADER)):
         if shares.get(phase, 0.0) > 0:
-            found.append(StepPart(kind, kind, "", shares[phase]))
-    return found
+            parts.append(StepPart(kind, kind, "", shares[phase]))
+    return parts
 
 
 class WhatIf:
@@ -184,10 +184,10 @@ class WhatIf:
         own_s = part.share * self.step_s
         delay_s = max(_SLOWER * own_s, _LEAST_DELAY * self.step_s)
         if part.calls is None:
-            part.calls = self._calls(training, part)
+            part.calls = self._calls_per_step(training, part)
         if part.calls > 1:
             delay_s = max(delay_s / part.calls, min(delay_s, _LEAST_CALL_S))
-        name = _delay(part, delay_s)
+        name = _delay_of_part(part, delay_s)
         # What a loader has ahead is used up before the delay shows.
         ahead = 8 * int((self.loader or {}).get("workers", 0)) if part.kind == LOADER else 0
         steps, warmup = self._steps(), 2 + ahead
@@ -206,15 +206,17 @@ class WhatIf:
         grown_s: float = times[True] - times[False]
         return grown_s / each_s
 
-    def _calls(self, training: TunableTraining, part: StepPart) -> float:
+    def _calls_per_step(self, training: TunableTraining, part: StepPart) -> float:
         """Return how often a layer or optimizer works in a step, by the delays of a short block."""
         if part.kind == LOADER:
             return 1.0
-        block = training.ask(_ANSWER_S, do="block", changes=[_delay(part, _PROBE_S)], warmup=0, steps=_PROBE_STEPS)
+        block = training.ask(
+            _ANSWER_S, do="block", changes=[_delay_of_part(part, _PROBE_S)], warmup=0, steps=_PROBE_STEPS
+        )
         return float(block["delayed_s"]) / _PROBE_STEPS / _PROBE_S
 
 
-def _delay(part: StepPart, call_s: float) -> str:
+def _delay_of_part(part: StepPart, call_s: float) -> str:
     forward_ns, backward_ns = 1e9 * call_s * part.forward, 1e9 * call_s * (1 - part.forward)
     return delay_name(part.kind, part.name, forward_ns, backward_ns)
 
@@ -225,14 +227,14 @@ def recorded_facts(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {"threads": meta.get("threads"), "optimizer": kind}
 
 
-def judge_parts(found: WhatIf, title: str, no_ceilings: str = "") -> Findings:
+def judge_parts(experiment: WhatIf, title: str, no_ceilings: str = "") -> Findings:
     """Return the findings: what each part decides, and what a perfect one would save.
 
     no_ceilings: why the run has no ceilings, as a part of a sentence; empty where it has.
     """
-    measured = [part for part in found.parts if part.waits]
-    rows = sorted((_row(part) for part in measured), key=_rank, reverse=True)
-    untried = tuple((part.label, part.reason) for part in found.parts if not part.waits)
+    measured = [part for part in experiment.parts if part.waits]
+    rows = sorted((_part_row(part) for part in measured), key=_rank, reverse=True)
+    untried = tuple((part.label, part.reason) for part in experiment.parts if not part.waits)
     tables = (
         ResultTable("what-if", "What it would gain if", _COLUMNS, tuple(rows), _NOTE, _MEANINGS),
         ResultTable("untried", "Not measured", ("part", "why"), untried),
@@ -241,7 +243,7 @@ def judge_parts(found: WhatIf, title: str, no_ceilings: str = "") -> Findings:
         title,
         _answer(rows, no_ceilings),
         tuple(table for table in tables if table.rows),
-        tuple(_notes(found, measured, no_ceilings)),
+        tuple(_notes(experiment, measured, no_ceilings)),
     )
 
 
@@ -258,7 +260,7 @@ _MEANINGS = {
 }
 
 
-def _row(part: StepPart) -> tuple[Value, ...]:
+def _part_row(part: StepPart) -> tuple[Value, ...]:
     wait, low, high = (value if math.isnan(value) else min(1.0, max(0.0, value)) for value in part.interval())
     saves = None if part.attained is None else 100 * part.share * wait * (1 - part.attained)
     decided = [None if math.isnan(value) else 100 * part.share * value for value in (wait, low, high)]
@@ -276,11 +278,11 @@ def _rank(row: tuple[Value, ...]) -> tuple[bool, Any, Any]:
 def _answer(rows: Sequence[tuple[Value, ...]], no_ceilings: str) -> str:
     if not rows:
         return "Nothing could be measured: see below why."
-    known = [row for row in rows if isinstance(row[5], float) and row[5] > 0]
-    if not known:
+    measured = [row for row in rows if isinstance(row[5], float) and row[5] > 0]
+    if not measured:
         return "Cannot tell yet: the step was not surely seen to wait for any part; run it longer (--minutes)."
-    saving = [row for row in known if isinstance(row[7], float) and row[7] > 0]
-    chosen = saving[0] if saving else max(known, key=lambda row: _rank(row)[2])
+    saving = [row for row in measured if isinstance(row[7], float) and row[7] > 0]
+    chosen = saving[0] if saving else max(measured, key=lambda row: _rank(row)[2])
     name, best, low, high, saves = chosen[0], chosen[4], chosen[5], chosen[6], chosen[7]
     decides = f"decides {best:.0f} % [{low:.0f}, {high:.0f}] of the step"
     if saves is not None:
@@ -291,8 +293,8 @@ def _answer(rows: Sequence[tuple[Value, ...]], no_ceilings: str) -> str:
 _NO_CEILING = "no ceiling is known for it"
 
 
-def _notes(found: WhatIf, measured: Sequence[StepPart], no_ceilings: str) -> Iterator[str]:
-    if found.interrupted:
+def _notes(experiment: WhatIf, measured: Sequence[StepPart], no_ceilings: str) -> Iterator[str]:
+    if experiment.interrupted:
         yield "Interrupted: the parts below were measured before."
     if no_ceilings and any(part.kind == LAYER for part in measured):
         yield (

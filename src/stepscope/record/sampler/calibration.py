@@ -98,9 +98,11 @@ def square_load(start_ns: int, seconds: float) -> list[tuple[int, int]]:
     return [(start_ns + int(a * 1e9), start_ns + int(b * 1e9)) for a, b in zip(on, off, strict=False)]
 
 
-def record_square(found: Mapping[str, OpenSensor], target: Target, seconds: float, progress: Progress) -> LoadRecording:
+def record_square(
+    sensors: Mapping[str, OpenSensor], target: Target, seconds: float, progress: Progress
+) -> LoadRecording:
     """Read all power sensors and meters while the load goes on and off. Raises UsageError where no core takes load."""
-    meters = {name: sensor for name, sensor in found.items() if measures_power(sensor)}
+    meters = {name: sensor for name, sensor in sensors.items() if measures_power(sensor)}
     traces = {name: Trace(sensor.channels) for name, sensor in meters.items()}
     with loaders() as ready:
         if not len(ready):
@@ -110,7 +112,7 @@ def record_square(found: Mapping[str, OpenSensor], target: Target, seconds: floa
         load = square_load(start_ns, seconds)
         ready.send_schedule(load)
         pollers = [
-            threading.Thread(target=_poll, args=(sensor, traces[name], target.clock, end_ns), daemon=True)
+            threading.Thread(target=_poll_sensor, args=(sensor, traces[name], target.clock, end_ns), daemon=True)
             for name, sensor in meters.items()
         ]
         for poller in pollers:
@@ -122,7 +124,7 @@ def record_square(found: Mapping[str, OpenSensor], target: Target, seconds: floa
         for poller in pollers:
             poller.join(0.5)
     power = {
-        channel.id: _watts(channel, trace, index)
+        channel.id: _watts_of_channel(channel, trace, index)
         for trace in traces.values()
         for index, channel in enumerate(trace.channels)
         if channel.quantity in ("power", "energy")
@@ -130,13 +132,13 @@ def record_square(found: Mapping[str, OpenSensor], target: Target, seconds: floa
     return LoadRecording(load, end_ns, power)
 
 
-def _poll(sensor: OpenSensor, trace: Trace, clock: Callable[[], int], end_ns: int) -> None:
+def _poll_sensor(sensor: OpenSensor, trace: Trace, clock: Callable[[], int], end_ns: int) -> None:
     gap_ns = _POLL_WAITING_NS if sensor.blocking else _POLL_NS
     while clock() < end_ns:
         time.sleep(max(gap_ns, trace.read(sensor, clock)) / 1e9)
 
 
-def _watts(channel: Channel, trace: Trace, place: int) -> Readings:
+def _watts_of_channel(channel: Channel, trace: Trace, place: int) -> Readings:
     """Power of a channel; of a counter, between two of its changes, at their middle."""
     times, values = trace.readings_of_channel(place)
     if channel.kind != "counter":
@@ -156,25 +158,28 @@ def calibrate_channels(
     the meter does not follow the load.
     """
     shift_ns = meter_delay_ns(meter, recorded.load, recorded.end_ns)
-    seen = [(t - shift_ns, watts) for t, watts in meter]
-    found: dict[str, Calibration] = {}
+    on_our_clock = [(t - shift_ns, watts) for t, watts in meter]
+    calibrations: dict[str, Calibration] = {}
     refused: dict[str, str] = {}
     for channel in channels:
         readings = recorded.power.get(channel.id, ())
         pairs = [
-            (x, y) for begin, end in _plateaus(recorded)
-            if (x := _mean(seen, begin, end)) is not None and (y := _mean(readings, begin, end)) is not None
+            (x, y) for begin, end in _settled_spans(recorded)
+            if (x := _mean_between(on_our_clock, begin, end)) is not None
+            and (y := _mean_between(readings, begin, end)) is not None
         ]  # fmt: skip
         fitted = _fit_gain_line(pairs)
         if fitted is None:
             moved = len({round(value, 9) for _, value in readings}) > 1
             refused[channel.id] = "it does not follow the load" if moved else "it does not move"
             continue
-        refresh_ns = refresh_period_ns(*_columns(readings), counter=False)
+        refresh_ns = refresh_period_ns(*_times_and_watts(readings), counter=False)
         window = None
         if channel.kind != "counter":
-            window = filter_of(one_reading_per_refresh(*_columns(readings), refresh_ns), recorded.load, refresh_ns)
-        found[channel.id] = Calibration(
+            window = filter_of(
+                one_reading_per_refresh(*_times_and_watts(readings), refresh_ns), recorded.load, refresh_ns
+            )
+        calibrations[channel.id] = Calibration(
             *fitted,
             accuracy=accuracy,
             plateaus=len(pairs),
@@ -185,7 +190,7 @@ def calibrate_channels(
             at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             channel=_channel_facts(channel),
         )
-    return found, refused
+    return calibrations, refused
 
 
 def meter_delay_ns(meter: Readings, load: Load, end_ns: int) -> int:
@@ -251,7 +256,7 @@ def _load_correlation(readings: Readings, load: Load, shift_ns: int, end_ns: int
     return statistics.correlation(x, y)
 
 
-def _plateaus(recorded: LoadRecording) -> list[tuple[int, int]]:
+def _settled_spans(recorded: LoadRecording) -> list[tuple[int, int]]:
     """Return where power has settled, (begin, end) ns: each stretch of load or idle without its transient."""
     edges = [edge for pair in recorded.load for edge in pair]
     settled = int(_SETTLED_S * 1e9)
@@ -261,7 +266,7 @@ def _plateaus(recorded: LoadRecording) -> list[tuple[int, int]]:
     return [(a, b) for a, b in spans if b - a >= 1_000_000_000]
 
 
-def _mean(readings: Readings, begin_ns: int, end_ns: int) -> float | None:
+def _mean_between(readings: Readings, begin_ns: int, end_ns: int) -> float | None:
     inside = [watts for t, watts in readings if begin_ns <= t <= end_ns]
     return statistics.fmean(inside) if inside else None
 
@@ -279,71 +284,72 @@ def _fit_gain_line(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, 
     if spread == 0:
         return None
     slope, intercept = statistics.linear_regression(x, y)
-    left = sum((b - intercept - slope * a) ** 2 for a, b in pairs) / (n - 2)
-    t = _T[max(known for known in _T if known <= n - 2)]
-    half = t * math.sqrt(left / spread)
+    variance = sum((b - intercept - slope * a) ** 2 for a, b in pairs) / (n - 2)
+    t = _T[max(freedom for freedom in _T if freedom <= n - 2)]
+    half = t * math.sqrt(variance / spread)
     if slope <= half:
         return None
-    return slope, half, statistics.fmean(y), statistics.fmean(x), t * math.sqrt(left / n) / slope
+    return slope, half, statistics.fmean(y), statistics.fmean(x), t * math.sqrt(variance / n) / slope
 
 
-def _columns(readings: Readings) -> tuple[list[int], list[float]]:
+def _times_and_watts(readings: Readings) -> tuple[list[int], list[float]]:
     return [t for t, _ in readings], [watts for _, watts in readings]
 
 
 def save_calibrations(root: Path, calibrations: Mapping[str, Calibration]) -> Path:
     """Keep calibrations for this device, beside those of other channels; the file. Raises OSError, RuntimeError."""
-    path = _file(_device(root))
-    known = {**load_calibrations(root), **calibrations}
+    path = _calibration_file(_device_facts(root))
+    merged = {**load_calibrations(root), **calibrations}
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_json(path, {"format": FORMAT, "device": _device(root),
-                        "channels": {name: asdict(found) for name, found in known.items()}})  # fmt: skip
+    replace_json(path, {"format": FORMAT, "device": _device_facts(root),
+                        "channels": {name: asdict(calibration) for name, calibration in merged.items()}})  # fmt: skip
     return path
 
 
 def load_calibrations(root: Path) -> dict[str, Calibration]:
     """The calibrations kept for this device, by channel id; empty where there is none, or none that is sound."""
-    return _read_calibrations(_device(root))
+    return _read_calibrations(_device_facts(root))
 
 
 def refused_calibrations(channels: Iterable[Channel], root: Path) -> dict[str, str]:
     """Return why a calibration is kept and not used, by channel id."""
-    known = load_calibrations(root)
+    calibrations = load_calibrations(root)
     again = "calibrate again"
     refused = {
-        channel.id: f"it was of {_words(kept.channel)}, and this is {_words(_channel_facts(channel))}: {again}"
+        channel.id: f"it was of {_facts_text(calibration.channel)}, "
+        f"and this is {_facts_text(_channel_facts(channel))}: {again}"
         for channel in channels
-        if (kept := known.get(channel.id)) is not None and kept.channel != _channel_facts(channel)
+        if (calibration := calibrations.get(channel.id)) is not None and calibration.channel != _channel_facts(channel)
     }
-    older = _read_calibrations(_kind_of_device(root)).keys() - known.keys()
+    older = _read_calibrations(_kind_of_device(root)).keys() - calibrations.keys()
     return {**dict.fromkeys(older, f"an older version kept it without noting for which device: {again}"), **refused}
 
 
 def _read_calibrations(device: Mapping[str, Any]) -> dict[str, Calibration]:
     try:
-        kept = read_json_object(_file(device))
-        if kept["format"] != FORMAT:
+        content = read_json_object(_calibration_file(device))
+        if content["format"] != FORMAT:
             return {}
-        return {name: Calibration(**facts) for name, facts in kept["channels"].items()}
+        return {name: Calibration(**facts) for name, facts in content["channels"].items()}
     except (KeyError, TypeError, AttributeError, RuntimeError):
         return {}
 
 
-def with_calibrations(seen: Survey, root: Path) -> Survey:
+def with_calibrations(survey: Survey, root: Path) -> Survey:
     """The sensors with what a meter showed of their channels on this device."""
-    known = load_calibrations(root) if seen.found else {}
-    if not known:
-        return seen
+    calibrations = load_calibrations(root) if survey.found else {}
+    if not calibrations:
+        return survey
 
     def calibrated(channel: Channel) -> Channel:
-        kept = known.get(channel.id)
-        fits = kept is not None and kept.channel == _channel_facts(channel)
-        return replace(channel, calibration=asdict(kept)) if fits and kept else channel
+        calibration = calibrations.get(channel.id)
+        fits = calibration is not None and calibration.channel == _channel_facts(channel)
+        return replace(channel, calibration=asdict(calibration)) if fits and calibration else channel
 
-    found = {
-        name: replace(sensor, channels=tuple(map(calibrated, sensor.channels))) for name, sensor in seen.found.items()
+    sensors = {
+        name: replace(sensor, channels=tuple(map(calibrated, sensor.channels))) for name, sensor in survey.found.items()
     }
-    return replace(seen, found=found)
+    return replace(survey, found=sensors)
 
 
 def _channel_facts(channel: Channel) -> dict[str, str | None]:
@@ -352,11 +358,11 @@ def _channel_facts(channel: Channel) -> dict[str, str | None]:
     return {"source": source, "rail": channel.rail, "card": channel.card}
 
 
-def _words(facts: Mapping[str, str | None] | None) -> str:
+def _facts_text(facts: Mapping[str, str | None] | None) -> str:
     return ", ".join(filter(None, (facts or {}).values()))
 
 
-def _device(root: Path) -> dict[str, Any]:
+def _device_facts(root: Path) -> dict[str, Any]:
     """What a gain belongs to: this board, not its kernel."""
     return {**_kind_of_device(root), "serial": _serial_hash(root)}
 
@@ -373,7 +379,7 @@ def _serial_hash(root: Path) -> str | None:
     return None if serial is None else hashlib.sha256(serial.encode()).hexdigest()[:16]
 
 
-def _file(device: Mapping[str, Any]) -> Path:
+def _calibration_file(device: Mapping[str, Any]) -> Path:
     """Return the file of a device below XDG_DATA_HOME; RuntimeError without a home."""
     key = hashlib.sha256(json.dumps(device, sort_keys=True).encode()).hexdigest()[:16]
     return user_data() / "calibration" / f"{key}.json"

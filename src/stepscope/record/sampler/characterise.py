@@ -89,26 +89,26 @@ def may_characterise(root: Path, asked_for: bool) -> bool:
 
     STEPSCOPE_CHARACTERISE=0 forbids it, 1 adds any root.
     """
-    said = os.environ.get("STEPSCOPE_CHARACTERISE", "")
-    return asked_for and said != "0" and (root == Path("/") or said == "1")
+    setting = os.environ.get("STEPSCOPE_CHARACTERISE", "")
+    return asked_for and setting != "0" and (root == Path("/") or setting == "1")
 
 
 def recall_or_measure(
-    root: Path, found: Mapping[str, OpenSensor], clock: Clock, announce: Callable[[float], None], events: EventLog
+    root: Path, sensors: Mapping[str, OpenSensor], clock: Clock, announce: Callable[[float], None], events: EventLog
 ) -> Mapping[str, SensorProfile]:
     """The profiles kept for this device, or those measured now and kept; `announce(seconds)` is called before that.
 
     A machine without a power sensor loses no time; whatever fails here becomes an event, and the run goes on.
     """
-    if not any(tells_power(sensor) for sensor in found.values()):
+    if not any(tells_power(sensor) for sensor in sensors.values()):
         return {}
     try:
-        device = device_identity(root, found)
-        kept = load_profiles(device)
-        if kept is not None:
-            return kept
+        device = device_identity(root, sensors)
+        profiles = load_profiles(device)
+        if profiles is not None:
+            return profiles
         announce(SECONDS)
-        measured = build_profiles(poll_through_load_step(found, clock))
+        measured = build_profiles(poll_through_load_step(sensors, clock))
         if measured and not save_profiles(device, measured):
             events.write("not-kept", "the cache folder cannot be written: sensors are characterised in each run")
         return measured
@@ -118,13 +118,13 @@ def recall_or_measure(
 
 
 def poll_through_load_step(
-    found: Mapping[str, OpenSensor], clock: Clock, seconds: float = SECONDS, progress: Progress | None = None
+    sensors: Mapping[str, OpenSensor], clock: Clock, seconds: float = SECONDS, progress: Progress | None = None
 ) -> LoadStepTraces:
     """Poll the power sensors, each in a thread of its own, through a load step that this makes itself.
 
     A read that never returns costs its own sensor's trace and nothing else.
     """
-    meters = {name: sensor for name, sensor in found.items() if tells_power(sensor)}
+    meters = {name: sensor for name, sensor in sensors.items() if tells_power(sensor)}
     if not meters:
         return LoadStepTraces({}, [], 0)
     traces = {name: Trace(sensor.channels) for name, sensor in meters.items()}
@@ -133,13 +133,13 @@ def poll_through_load_step(
         end_ns = start_ns + int(seconds * 1e9)
         load = load_schedule(start_ns, seconds)
         pollers = [
-            threading.Thread(target=_poll, args=(sensor, traces[name], clock, end_ns), daemon=True)
+            threading.Thread(target=_poll_sensor, args=(sensor, traces[name], clock, end_ns), daemon=True)
             for name, sensor in meters.items()
         ]
         ready.send_schedule(load)
         for poller in pollers:
             poller.start()
-        _report(
+        _report_progress(
             clock,
             start_ns,
             end_ns,
@@ -151,10 +151,10 @@ def poll_through_load_step(
         return LoadStepTraces(traces, load, len(ready))
 
 
-def build_profiles(seen: LoadStepTraces) -> dict[str, SensorProfile]:
+def build_profiles(polled: LoadStepTraces) -> dict[str, SensorProfile]:
     """A profile for every channel with enough readings."""
-    found = {}
-    for trace in seen.traces.values():
+    profiles = {}
+    for trace in polled.traces.values():
         if len(trace.values) < _LEAST_READS:
             continue
         costs = sorted(trace.costs_ns)
@@ -162,17 +162,17 @@ def build_profiles(seen: LoadStepTraces) -> dict[str, SensorProfile]:
         for index, channel in enumerate(trace.channels):
             times_ns, values = trace.readings_of_channel(index)
             if len(values) >= _LEAST_READS:
-                found[channel.id] = _profile(
-                    channel, times_ns, values, seen.load if seen.processes else [], median, p99
+                profiles[channel.id] = _profile(
+                    channel, times_ns, values, polled.load if polled.processes else [], median, p99
                 )
-    return found
+    return profiles
 
 
-def power_responses(seen: LoadStepTraces) -> list[tuple[Channel, list[tuple[float, float]]]]:
+def power_responses(polled: LoadStepTraces) -> list[tuple[Channel, list[tuple[float, float]]]]:
     """Each power and energy channel with its readings for a picture, (time s, W); of a counter what it gained."""
-    start_ns = min((trace.times_ns[0] for trace in seen.traces.values() if trace.times_ns), default=0)
-    found = []
-    for trace in seen.traces.values():
+    start_ns = min((trace.times_ns[0] for trace in polled.traces.values() if trace.times_ns), default=0)
+    responses = []
+    for trace in polled.traces.values():
         for index, channel in enumerate(trace.channels):
             if channel.quantity not in ("power", "energy"):
                 continue
@@ -181,19 +181,19 @@ def power_responses(seen: LoadStepTraces) -> list[tuple[Channel, list[tuple[floa
             every = max(1, len(values) // (_MOST_GAINS if counter else _MOST_DRAWN))
             thinned = list(zip(times_ns, values, strict=True))[::every]
             if counter:
-                thinned = _gains(thinned)
-            found.append((channel, [((t_ns - start_ns) / 1e9, value) for t_ns, value in thinned]))
-    return found
+                thinned = _counter_rates(thinned)
+            responses.append((channel, [((t_ns - start_ns) / 1e9, value) for t_ns, value in thinned]))
+    return responses
 
 
-def _gains(readings: list[tuple[int, float]]) -> list[tuple[int, float]]:
+def _counter_rates(readings: list[tuple[int, float]]) -> list[tuple[int, float]]:
     """Growth per second of a counter between two of its changes; a counter that starts anew leaves a hole."""
-    kept: list[tuple[int, float]] = []
+    moves: list[tuple[int, float]] = []
     for reading in readings:
-        if not kept or kept[-1][1] != reading[1]:
-            kept.append(reading)
+        if not moves or moves[-1][1] != reading[1]:
+            moves.append(reading)
     return [
-        (t, (value - last) / (t - then) * 1e9) for (then, last), (t, value) in itertools.pairwise(kept) if value > last
+        (t, (value - last) / (t - then) * 1e9) for (then, last), (t, value) in itertools.pairwise(moves) if value > last
     ]
 
 
@@ -216,7 +216,7 @@ def _profile(
     )
 
 
-def _poll(sensor: OpenSensor, trace: Trace, clock: Clock, end_ns: int) -> None:
+def _poll_sensor(sensor: OpenSensor, trace: Trace, clock: Clock, end_ns: int) -> None:
     """Read until the end, and as often as a profile needs; half of the time at most goes into reading."""
     slowest_ns = sensor.every_ns // _PARTS_OF_OWN_PERIOD
     gap_ns = max(_POLL_WAITING_NS, slowest_ns) if sensor.blocking else _POLL_NS
@@ -227,7 +227,7 @@ def _poll(sensor: OpenSensor, trace: Trace, clock: Clock, end_ns: int) -> None:
         time.sleep(max(gap_ns - cost_ns, cost_ns if sensor.blocking else 50_000) / 1e9)
 
 
-def _report(clock: Clock, start_ns: int, end_ns: int, progress: Progress | None, what: str) -> None:
+def _report_progress(clock: Clock, start_ns: int, end_ns: int, progress: Progress | None, what: str) -> None:
     """Wait for the end, and say five times a second how far it is."""
     while (now := clock()) < end_ns:
         if progress is not None:
@@ -253,22 +253,22 @@ class SensorProfile:
     window_ns: int | None = None  # width of the block, or time constant
 
 
-def measures_power(found: OpenSensor) -> bool:
+def measures_power(sensor: OpenSensor) -> bool:
     """Return whether a sensor measures power or energy in some channel; estimates do not count."""
-    return any(channel.quantity in _POWER and channel.kind != "estimate" for channel in found.channels)
+    return any(channel.quantity in _POWER and channel.kind != "estimate" for channel in sensor.channels)
 
 
-def tells_power(found: OpenSensor) -> bool:
+def tells_power(sensor: OpenSensor) -> bool:
     """Return whether a sensor measures power now: all that do but a battery on mains, which is read once to know."""
-    if not measures_power(found) or not all(channel.scope.startswith("battery:") for channel in found.channels):
-        return measures_power(found)
+    if not measures_power(sensor) or not all(channel.scope.startswith("battery:") for channel in sensor.channels):
+        return measures_power(sensor)
     with contextlib.suppress(Exception):  # what it raises, each read of the run will say
-        values = zip(found.channels, found.read(), strict=False)
+        values = zip(sensor.channels, sensor.read(), strict=False)
         return any(channel.quantity in _POWER and not math.isnan(value) for channel, value in values)
     return False
 
 
-def device_identity(root: Path, found: Mapping[str, OpenSensor]) -> dict[str, Any]:
+def device_identity(root: Path, sensors: Mapping[str, OpenSensor]) -> dict[str, Any]:
     """Return what a profile depends on: board, kernel, driver, and where the channels come from."""
     facts = describe_device(root)
     driver = root / "proc/driver/nvidia/version"
@@ -278,7 +278,7 @@ def device_identity(root: Path, found: Mapping[str, OpenSensor]) -> dict[str, An
         "driver": driver.read_text(errors="replace").split("\n")[0] if driver.is_file() else None,
         "sources": sorted(
             f"{channel.id} {channel.source.removeprefix(prefix)}"
-            for sensor in found.values()
+            for sensor in sensors.values()
             if measures_power(sensor)
             for channel in sensor.channels
         ),
@@ -288,10 +288,10 @@ def device_identity(root: Path, found: Mapping[str, OpenSensor]) -> dict[str, An
 def load_profiles(device: Mapping[str, Any]) -> dict[str, SensorProfile] | None:
     """The profiles that were kept for this device, by channel id; None where there are none, or none that is sound."""
     try:
-        kept = read_json_object(_cache_file(device))
-        if kept["format"] != FORMAT or kept["device"] != json.loads(json.dumps(device)):
+        content = read_json_object(_cache_file(device))
+        if content["format"] != FORMAT or content["device"] != json.loads(json.dumps(device)):
             return None
-        return {name: _profile_of(facts) for name, facts in kept["channels"].items()}
+        return {name: _profile_from_json(facts) for name, facts in content["channels"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):
         return None
 
@@ -308,44 +308,45 @@ def save_profiles(device: Mapping[str, Any], profiles: Mapping[str, SensorProfil
     return False
 
 
-def with_profiles(found: OpenSensor, profiles: Mapping[str, SensorProfile], period_ns: int) -> OpenSensor:
+def with_profiles(sensor: OpenSensor, profiles: Mapping[str, SensorProfile], period_ns: int) -> OpenSensor:
     """The sensor with what was measured of its channels, read a little faster than the quickest of them refreshes.
 
     Its author's own period is kept to within a factor of two, since reading may have a cost that time does not show.
     What the driver states stands; `measured` names the fields that it left open and that were filled here.
     """
     channels = tuple(
-        _filled(channel, profiles[channel.id]) if channel.id in profiles else channel for channel in found.channels
+        _channel_with_profile(channel, profiles[channel.id]) if channel.id in profiles else channel
+        for channel in sensor.channels
     )
-    known = [channel.refresh_ns for channel in channels if channel.refresh_ns]
+    refresh_times = [channel.refresh_ns for channel in channels if channel.refresh_ns]
     characterised = any(channel.id in profiles for channel in channels)
-    every_ns = found.every_ns
-    if measures_power(found) and known and (characterised or not every_ns):
-        every_ns = max(int(A_LITTLE_FASTER * min(known)), period_ns, found.every_ns // 2)
-    return replace(found, channels=channels, every_ns=every_ns)
+    every_ns = sensor.every_ns
+    if measures_power(sensor) and refresh_times and (characterised or not every_ns):
+        every_ns = max(int(A_LITTLE_FASTER * min(refresh_times)), period_ns, sensor.every_ns // 2)
+    return replace(sensor, channels=channels, every_ns=every_ns)
 
 
-def period_warning(found: OpenSensor, period_ns: int) -> str | None:
+def period_warning(sensor: OpenSensor, period_ns: int) -> str | None:
     """Return what to tell who chose a period finer than this sensor; None where it keeps up."""
-    if not measures_power(found):
+    if not measures_power(sensor):
         return None
-    refresh_ns = min((channel.refresh_ns for channel in found.channels if channel.refresh_ns), default=0)
-    window_ns = max((channel.window_ns for channel in found.channels if channel.window_ns), default=0)
+    refresh_ns = min((channel.refresh_ns for channel in sensor.channels if channel.refresh_ns), default=0)
+    window_ns = max((channel.window_ns for channel in sensor.channels if channel.window_ns), default=0)
     parts = []
     if refresh_ns > period_ns:
         parts.append(f"refreshes every {refresh_ns / 1e6:.3g} ms")
     if window_ns > period_ns:
         parts.append(f"averages over {window_ns / 1e6:.3g} ms")
-    if found.every_ns > period_ns:
-        parts.append(f"is read every {found.every_ns / 1e6:.3g} ms")
+    if sensor.every_ns > period_ns:
+        parts.append(f"is read every {sensor.every_ns / 1e6:.3g} ms")
     return " and ".join(parts) or None
 
 
-def _filled(channel: Channel, profile: SensorProfile) -> Channel:
-    known = {name: getattr(profile, name) for name in ("refresh_ns", "step_size", "filter", "window_ns")}
+def _channel_with_profile(channel: Channel, profile: SensorProfile) -> Channel:
+    facts = {name: getattr(profile, name) for name in ("refresh_ns", "step_size", "filter", "window_ns")}
     if channel.filter is not None or channel.window_ns is not None:  # the two describe one thing: never mixed
-        known = {name: value for name, value in known.items() if name not in ("filter", "window_ns")}
-    fresh = {name: value for name, value in known.items() if value is not None and getattr(channel, name) is None}
+        facts = {name: value for name, value in facts.items() if name not in ("filter", "window_ns")}
+    fresh = {name: value for name, value in facts.items() if value is not None and getattr(channel, name) is None}
     return replace(
         channel,
         **fresh,
@@ -355,7 +356,7 @@ def _filled(channel: Channel, profile: SensorProfile) -> Channel:
     )
 
 
-def _profile_of(facts: Mapping[str, Any]) -> SensorProfile:
+def _profile_from_json(facts: Mapping[str, Any]) -> SensorProfile:
     """A profile from the cache; raises TypeError or ValueError where a field is missing or of the wrong type."""
     words = {"filter"}
     for entry in fields(SensorProfile):

@@ -228,10 +228,10 @@ _MOST_FILES = 65_536  # programs that the sampler starts inherit the limit, and 
 def raise_file_limit() -> None:
     """Let this process open as many files as its hard limit allows: on 128 cores the sensors need more than 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    limit = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(OSError, ValueError):  # macOS allows less than it states
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def reduce_jitter(cpu: int | None) -> None:
@@ -286,20 +286,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     turn = CurrentPart(samples, most_bytes=part_bytes(options.max_disk))
     packing = PartPacking(options.run, turn, options.max_disk)
     opener = StreamOpener(options.run, options.root, target, events, options.period_ns, options.dither, turn)
-    seen = survey_sensors(options.root, target)
+    survey = survey_sensors(options.root, target)
     profiles: Mapping[str, SensorProfile] = {}
     if may_characterise(options.root, options.characterise):
-        profiles = recall_or_measure(options.root, seen.found, target.clock, _announce, events)
-    seen = with_calibrations(seen, options.root)
-    streams, readers = opener.open(seen, profiles)
+        profiles = recall_or_measure(options.root, survey.found, target.clock, _announce_characterising, events)
+    survey = with_calibrations(survey, options.root)
+    streams, readers = opener.open(survey, profiles)
     sampling = Sampling(streams, events, target.pace, options.period_ns, options.dither, readers)
-    sampling.late_streams = opener.late_streams(seen, options.look_again_ns)
+    sampling.late_streams = opener.late_streams(survey, options.look_again_ns)
     sampling.pack_parts = packing.start_packing_if_due
     signal.signal(signal.SIGTERM, lambda *_: setattr(sampling, "stopped", True))
-    if not seen.found:
+    if not survey.found:
         events.write("no-sensors", "no sensor answers on this machine; channels.json says why")
     reduce_jitter(options.cpu)
-    _print(b"ready\n")
+    _print_line(b"ready\n")
     try:
         sampling.run(wait)
     finally:
@@ -314,7 +314,7 @@ def _detach(pid_file: Path) -> None:
     if os.fork():
         os._exit(0)
     pid_file.write_text(f"{os.getpid()}\n")
-    _print(b"%d\n" % os.getpid())
+    _print_line(b"%d\n" % os.getpid())
 
 
 def _remove_traces(samples: Path) -> None:
@@ -326,11 +326,11 @@ def _remove_traces(samples: Path) -> None:
         (samples / PID_FILE).unlink()
 
 
-def _announce(seconds: float) -> None:
-    _print(CHARACTERISING + b" %.3f\n" % seconds)
+def _announce_characterising(seconds: float) -> None:
+    _print_line(CHARACTERISING + b" %.3f\n" % seconds)
 
 
-def _print(line: bytes) -> None:
+def _print_line(line: bytes) -> None:
     with contextlib.suppress(OSError):  # a training process that is gone is noticed by the first wait
         os.write(1, line)
 
@@ -360,14 +360,14 @@ class StreamOpener:
         self._table_is_old = False  # channels.json could not be written
         self._others: ReaderThread | None = None  # of the processes that have no streams of their own
 
-    def open(self, seen: Survey, profiles: Mapping[str, SensorProfile]) -> OpenStreams:
+    def open(self, survey: Survey, profiles: Mapping[str, SensorProfile]) -> OpenStreams:
         """Open the streams of the sensors found: those for the loop, and readers with threads of their own."""
-        self._missing, self._profiles = dict(seen.missing), profiles
-        return self._open_streams(seen.found)
+        self._missing, self._profiles = dict(survey.missing), profiles
+        return self._open_streams(survey.found)
 
-    def late_streams(self, seen: Survey, every_ns: int) -> Callable[[], OpenStreams]:
+    def late_streams(self, survey: Survey, every_ns: int) -> Callable[[], OpenStreams]:
         """Return a function that opens, at each call, streams of sensors and training processes that are new."""
-        waiting = LateSensors(seen.missing, self._root, self._target, self._target.clock, every_ns)
+        waiting = LateSensors(survey.missing, self._root, self._target, self._target.clock, every_ns)
         training = TrainingProcesses(self._run, self._root, self._target)
 
         def collect() -> OpenStreams:
@@ -382,17 +382,17 @@ class StreamOpener:
                 self._others.read_now()  # without the processes that have streams of their own from now on
             if not arrived:
                 return self._open_streams(found) if begun else ([], [])
-            taken = [channel.id for found in self._found.values() for channel in found.channels]
+            ids = [channel.id for found in self._found.values() for channel in found.channels]
             for name in arrived:
                 message = f"sensor {name} answers now: {self._missing[name].reason} before"
                 self._events.write("sensor-joined", message, sensor=name)
-            return self._open_streams({**make_ids_unique(arrived, taken), **found})
+            return self._open_streams({**make_ids_unique(arrived, ids), **found})
 
         return collect
 
     def channel_table(self) -> dict[str, Any]:
         """The content of channels.json: what is sampled, and what is not and why."""
-        channels = [asdict(channel) for found in self._found.values() for channel in found.channels]
+        channels = [asdict(channel) for sensor in self._found.values() for channel in sensor.channels]
         missing = [{"sensor": name, **asdict(why)} for name, why in self._missing.items()]
         return {
             "period_ns": self._period_ns,
@@ -408,15 +408,15 @@ class StreamOpener:
         streams: list[Stream] = []
         readers: list[ReaderThread] = []
         for name, plain in arrived.items():
-            found = with_profiles(plain, self._profiles, self._period_ns)
-            self._found[name] = found
+            sensor = with_profiles(plain, self._profiles, self._period_ns)
+            self._found[name] = sensor
             self._missing.pop(name, None)
-            self._warn(name, found)
+            self._warn(name, sensor)
         self._write_table()
         for name in arrived:
-            found = self._found[name]
-            stream = self._stream(name, found)
-            if needs_thread(found, self._period_ns):
+            sensor = self._found[name]
+            stream = self._stream(name, sensor)
+            if needs_thread(sensor, self._period_ns):
                 readers.append(ReaderThread(stream, self._events, self._target.clock))
                 self._others = readers[-1] if name == processes.MEMORY else self._others
             else:
@@ -439,8 +439,8 @@ class StreamOpener:
         sensor = self._sensors[name]
         return Stream(sensor, found, self._target, self._root, file, self._events, self._period_ns, self._dither)
 
-    def _warn(self, name: str, found: OpenSensor) -> None:
-        finer = period_warning(found, self._period_ns)
+    def _warn(self, name: str, sensor: OpenSensor) -> None:
+        finer = period_warning(sensor, self._period_ns)
         if finer:
             message = f"the period asked for, {self._period_ns / 1e6:g} ms, is finer than sensor {name}: it {finer}"
             self._events.write("period-too-fine", message, sensor=name)
@@ -473,7 +473,7 @@ class LateSensors:
     def collect(self) -> dict[str, OpenSensor]:
         """The sensors that have begun to answer; starts the next round when it is due."""
         try:
-            seen = self._answers.get_nowait()
+            survey = self._answers.get_nowait()
         except queue.Empty:
             now_ns = self._clock()
             names = self._names if now_ns >= self._due_ns else self._asleep if now_ns >= self._asleep_due_ns else set()
@@ -482,20 +482,20 @@ class LateSensors:
                 self._asking.start()
             return {}
         self._asking = None
-        self._names -= set(seen.found)
-        self._asleep -= {*seen.found, *seen.missing}
-        self._asleep |= {name for name, why in seen.missing.items() if why.detail.endswith(ASLEEP)}
-        self._names -= {name for name, why in seen.missing.items() if why.detail == NO_ANSWER}
-        return seen.found
+        self._names -= set(survey.found)
+        self._asleep -= {*survey.found, *survey.missing}
+        self._asleep |= {name for name, why in survey.missing.items() if why.detail.endswith(ASLEEP)}
+        self._names -= {name for name, why in survey.missing.items() if why.detail == NO_ANSWER}
+        return survey.found
 
     def _survey_missing(self, names: frozenset[str]) -> None:
         began_ns = self._clock()
-        seen = with_calibrations(survey_sensors(self._root, self._target, names), self._root)
+        survey = with_calibrations(survey_sensors(self._root, self._target, names), self._root)
         rest_ns = int((self._clock() - began_ns) / _SHARE)
         self._asleep_due_ns = began_ns + max(min(self._every_ns, RETRY_NS), rest_ns)
         if names >= self._names:
             self._due_ns = began_ns + max(self._every_ns, rest_ns)
-        self._answers.put(seen)
+        self._answers.put(survey)
 
 
 AFTER_NS = 5_000_000_000  # the streams have gone on to the next part by then

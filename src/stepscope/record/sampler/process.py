@@ -151,10 +151,10 @@ def choose_sampler_core(root: Path = Path("/"), allowed: set[int] | None = None)
             return None
     if len(allowed) <= 2:
         return None
-    return min(allowed, key=lambda core: (_capacity(root, core), -core))
+    return min(allowed, key=lambda core: (_core_capacity(root, core), -core))
 
 
-def _capacity(root: Path, core: int) -> int:
+def _core_capacity(root: Path, core: int) -> int:
     try:
         return int(read_small_file(root / f"sys/devices/system/cpu/cpu{core}/cpu_capacity"))
     except (OSError, ValueError):
@@ -187,11 +187,11 @@ def _pid_when_ready(process: subprocess.Popen[bytes], run: Path, timeout_s: floa
     if ready and pid is not None:
         return pid
     stderr = run / "samples" / STDERR
-    said = _last_line(stderr)
-    for left in (stderr, stderr.with_name(PID_FILE)):
+    complaint = _last_line(stderr)
+    for leftover in (stderr, stderr.with_name(PID_FILE)):
         with contextlib.suppress(OSError):
-            left.unlink()
-    raise _not_started(f"it was not ready after {timeout_s:g} s" if not answered else said or "it ended at once")
+            leftover.unlink()
+    raise _not_started(f"it was not ready after {timeout_s:g} s" if not answered else complaint or "it ended at once")
 
 
 def _not_started(why: str) -> SamplerFailed:

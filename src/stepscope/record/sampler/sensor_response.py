@@ -100,8 +100,8 @@ def loaders(processes: int | None = None) -> Iterator[Loaders]:
 
 def _is_ready(process: subprocess.Popen[bytes], until: float) -> bool:
     assert process.stdout is not None
-    said = wait_readable(process.stdout.fileno(), until - time.monotonic())
-    return said and process.stdout.read(1) == b"\n"
+    is_readable = wait_readable(process.stdout.fileno(), until - time.monotonic())
+    return is_readable and process.stdout.read(1) == b"\n"
 
 
 FEWEST_CHANGES = 4
@@ -151,8 +151,8 @@ def lattice_constant(differences: Sequence[float]) -> float | None:
     if len(ordered) < FEWEST_CHANGES - 1:
         return None
     quantiles = {ordered[int(q * (len(ordered) - 1))] for q in (0.05, 0.1, 0.25, 0.5, 0.75)}
-    candidates = {_refined(length / part, ordered) for length in quantiles for part in (1, 2, 3)}
-    scored = [(_score(candidate, ordered), candidate) for candidate in candidates]
+    candidates = {_refine_length(length / part, ordered) for length in quantiles for part in (1, 2, 3)}
+    scored = [(_lattice_score(candidate, ordered), candidate) for candidate in candidates]
     best = max(score for score, _ in scored)
     if best < 0.5:
         return None
@@ -175,17 +175,17 @@ def step_size(values: Sequence[float], counter_of_joules: bool = False) -> float
     if divisor < 1e-6 * statistics.median(differences):
         return None
     unit = Decimal(1).scaleb(exponent)
-    known = [length / float(unit) for length in _RAPL_UNITS_J] if counter_of_joules else []
-    longer = _rounded_quantum(differences, divisor, known)
+    usual_steps = [length / float(unit) for length in _RAPL_UNITS_J] if counter_of_joules else []
+    longer = _rounded_quantum(differences, divisor, usual_steps)
     return float(divisor * unit) if longer is None else longer * float(unit)
 
 
-def _rounded_quantum(differences: Sequence[int], divisor: int, known: Sequence[float]) -> float | None:
+def _rounded_quantum(differences: Sequence[int], divisor: int, usual_steps: Sequence[float]) -> float | None:
     """A quantum of ten divisors or more of which every difference is a multiple, within the rounding of both ends."""
     if len(set(differences)) < 4 or len(differences) < 8:
         return None
     shortest = sorted(differences)[len(differences) // 10]
-    candidates = [_refined(shortest / part, differences) for part in (1, 2, 3)] + list(known)
+    candidates = [_refine_length(shortest / part, differences) for part in (1, 2, 3)] + list(usual_steps)
     fitting = [
         length
         for length in candidates
@@ -199,7 +199,7 @@ def _differences(numbers: Sequence[int]) -> list[int]:
     return [after - before for before, after in itertools.pairwise(numbers)]
 
 
-def _refined(length: float, differences: Sequence[float]) -> float:
+def _refine_length(length: float, differences: Sequence[float]) -> float:
     """Least squares of difference = whole number x length, first with the short ones, whose numbers are certain."""
     for longest in (2.5, 6.5, 20.5):
         near = [d for d in differences if d <= longest * length]
@@ -209,7 +209,7 @@ def _refined(length: float, differences: Sequence[float]) -> float:
     return length
 
 
-def _score(length: float, differences: Sequence[float]) -> float:
+def _lattice_score(length: float, differences: Sequence[float]) -> float:
     near = [d / length for d in differences if d <= 6.5 * length]
     if len(near) < max(3, len(differences) // 2):
         return -1.0
@@ -258,31 +258,31 @@ class _Fit:
 def one_reading_per_refresh(times_ns: Sequence[int], values: Sequence[float], refresh_ns: int | None) -> Conversions:
     """One entry a refresh: the changes, and between them the refreshes that showed the same number again."""
     if refresh_ns is None:
-        return _thinned(list(zip(times_ns, values, strict=True)))
-    found: Conversions = []
+        return _thin_conversions(list(zip(times_ns, values, strict=True)))
+    conversions: Conversions = []
     for t_ns, value in value_changes(times_ns, values):
-        if found:
-            held_ns, held = found[-1]
+        if conversions:
+            held_ns, last = conversions[-1]
             again = range(1, round((t_ns - held_ns) / refresh_ns))
-            found += [(held_ns + n * refresh_ns, held) for n in again]
-        found.append((t_ns, value))
-    return _thinned(found)
+            conversions += [(held_ns + n * refresh_ns, last) for n in again]
+        conversions.append((t_ns, value))
+    return _thin_conversions(conversions)
 
 
-def filter_of(taken: Conversions, load: Load, refresh_ns: int | None = None) -> Filter | None:
+def filter_of(conversions: Conversions, load: Load, refresh_ns: int | None = None) -> Filter | None:
     """The filter whose response to the load fits best; None where the load did not move the channel.
 
     A running average is taken once a refresh: one with a shorter constant would hold nothing of the value before.
     """
-    if len(taken) < 12 or not load or len({value for _, value in taken}) < 2:
+    if len(conversions) < 12 or not load or len({value for _, value in conversions}) < 2:
         return None
     fits = {
-        NONE: min((_fit(taken, load, load_share, 1e3, lag) for lag in _LAGS_NS), key=_error),
-        BLOCK: _grid_search(taken, load, load_share),
-        RUNNING: _grid_search(taken, load, _running_average),
+        NONE: min((_fit_response(conversions, load, load_share, 1e3, lag) for lag in _LAGS_NS), key=_fit_error),
+        BLOCK: _grid_search(conversions, load, load_share),
+        RUNNING: _grid_search(conversions, load, _running_average),
     }
-    mean = sum(value for _, value in taken) / len(taken)
-    variance = sum((value - mean) ** 2 for _, value in taken)
+    mean = sum(value for _, value in conversions) / len(conversions)
+    variance = sum((value - mean) ** 2 for _, value in conversions)
     runs = fits[RUNNING].width_ns >= (refresh_ns or 0)
     kind = RUNNING if runs and fits[RUNNING].error < fits[BLOCK].error else BLOCK
     if fits[kind].error > (1 - _EXPLAINED) * variance:
@@ -327,19 +327,25 @@ def _running_average(at_ns: Sequence[float], load: Load, constant_ns: float) -> 
     return response
 
 
-def _grid_search(taken: Conversions, load: Load, response: Response) -> _Fit:
+def _grid_search(conversions: Conversions, load: Load, response: Response) -> _Fit:
     """A coarse grid over width and lag, then a pattern search around its best points: the valley is narrow."""
-    grid = [_fit(taken, load, response, width, lag) for width in _WIDTHS_NS for lag in _LAGS_NS]
-    return min((_searched(taken, load, response, start) for start in sorted(grid, key=_error)[:_STARTS]), key=_error)
+    grid = [_fit_response(conversions, load, response, width, lag) for width in _WIDTHS_NS for lag in _LAGS_NS]
+    return min(
+        (_search_near(conversions, load, response, start) for start in sorted(grid, key=_fit_error)[:_STARTS]),
+        key=_fit_error,
+    )
 
 
-def _searched(taken: Conversions, load: Load, response: Response, best: _Fit) -> _Fit:
+def _search_near(conversions: Conversions, load: Load, response: Response, best: _Fit) -> _Fit:
     """The least error near a point; the steps get shorter when none of the eight around it is better."""
     factor, shift_ns = 1.3, 8e6
     while factor > 1.01:
         around = [(by, add) for by in (factor, 1.0, 1 / factor) for add in (-shift_ns, 0.0, shift_ns)]
-        tried = [_fit(taken, load, response, best.width_ns * by, max(best.lag_ns + add, -5e6)) for by, add in around]
-        nearer = min(tried, key=_error)
+        tried = [
+            _fit_response(conversions, load, response, best.width_ns * by, max(best.lag_ns + add, -5e6))
+            for by, add in around
+        ]
+        nearer = min(tried, key=_fit_error)
         if nearer.error < best.error:
             best = nearer
         else:
@@ -347,10 +353,10 @@ def _searched(taken: Conversions, load: Load, response: Response, best: _Fit) ->
     return best
 
 
-def _fit(taken: Conversions, load: Load, response: Response, width_ns: float, lag_ns: float) -> _Fit:
+def _fit_response(conversions: Conversions, load: Load, response: Response, width_ns: float, lag_ns: float) -> _Fit:
     """Least squares of value = idle + more x response; the squared error that it leaves."""
-    x = response([t - lag_ns for t, _ in taken], load, width_ns)
-    y = [value for _, value in taken]
+    x = response([t - lag_ns for t, _ in conversions], load, width_ns)
+    y = [value for _, value in conversions]
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     spread = sum((a - mean_x) ** 2 for a in x)
     shared = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
@@ -358,9 +364,9 @@ def _fit(taken: Conversions, load: Load, response: Response, width_ns: float, la
     return _Fit(total - shared * shared / spread if spread > 0 else total, width_ns, lag_ns)
 
 
-def _error(fit: _Fit) -> float:
+def _fit_error(fit: _Fit) -> float:
     return fit.error
 
 
-def _thinned(taken: Conversions) -> Conversions:
-    return taken[:: max(1, -(-len(taken) // _MOST_POINTS))]
+def _thin_conversions(conversions: Conversions) -> Conversions:
+    return conversions[:: max(1, -(-len(conversions) // _MOST_POINTS))]

@@ -197,19 +197,19 @@ class Stream:
             self._events.write("sensor-lost", self._loss, sensor=self.name)
             self._loss = None
 
-    def _use_rediscovered_sensor(self, found: OpenSensor) -> None:
+    def _use_rediscovered_sensor(self, sensor: OpenSensor) -> None:
         """Take a sensor that came back, with its channels in the places that the file has for them."""
-        self._found = found
-        ids = [channel.id for channel in found.channels]
+        self._found = sensor
+        ids = [channel.id for channel in sensor.channels]
         if ids == self._ids:
-            self._fetch, self._decode = found.fetch or found.read, found.decode
+            self._fetch, self._decode = sensor.fetch or sensor.read, sensor.decode
             return
         # A channel whose name another sensor had taken carries the sensor's own name before it.
         named = {name: place for place, channel in enumerate(ids) for name in (f"{self.name}.{channel}", channel)}
         places = [named.get(name) for name in self._ids]
 
         def read() -> Sequence[float]:
-            values = found.read()
+            values = sensor.read()
             return [NAN if place is None else values[place] for place in places]
 
         self._fetch, self._decode = read, None
@@ -317,15 +317,15 @@ class Liveness:
             message = f"channel {self._ids[place]} reads again after {gap_ns / 1e9:.1f} s"
             self._write_event("channel-recovered", message, channel=self._ids[place], gap_ns=gap_ns)
 
-    def _look_whether_it_moves(self, now_ns: int, shown: list[float]) -> None:
-        if all(math.isnan(value) for value in shown):
+    def _look_whether_it_moves(self, now_ns: int, values: list[float]) -> None:
+        if all(math.isnan(value) for value in values):
             return
-        if self._moved_ns is None or shown != self._displayed:
+        if self._moved_ns is None or values != self._displayed:
             if self._stale and self._moved_ns is not None:
                 gap_ns = now_ns - self._moved_ns
                 message = f"sensor {self._sensor} moves again after {gap_ns / 1e9:.1f} s of the same numbers"
                 self._write_event("stale-ended", message, gap_ns=gap_ns)
-            self._displayed, self._moved_ns, self._stale = shown, now_ns, False
+            self._displayed, self._moved_ns, self._stale = values, now_ns, False
         elif not self._stale and now_ns - self._moved_ns > self._stale_after_ns:
             self._stale = True
             message = f"sensor {self._sensor} has shown the same numbers for {(now_ns - self._moved_ns) / 1e9:.1f} s"
@@ -353,14 +353,14 @@ JOIN_S = 1.0
 _SHARE_OF_PERIOD = 10  # a read longer than this part of the sampler's period would make the other sensors late
 
 
-def needs_thread(found: OpenSensor, period_ns: int) -> bool:
+def needs_thread(sensor: OpenSensor, period_ns: int) -> bool:
     """Return whether a sensor would hold up the loop: it may wait, or its measured read takes a tenth of the period."""
-    return found.blocking or read_cost_ns(found) > period_ns // _SHARE_OF_PERIOD
+    return sensor.blocking or read_cost_ns(sensor) > period_ns // _SHARE_OF_PERIOD
 
 
-def read_cost_ns(found: OpenSensor) -> int:
+def read_cost_ns(sensor: OpenSensor) -> int:
     """Return what one read of the sensor takes, ns, as measured when the sensor was opened."""
-    return found.channels[0].read_cost_ns or 0
+    return sensor.channels[0].read_cost_ns or 0
 
 
 class ReaderThread:

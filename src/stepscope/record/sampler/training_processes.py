@@ -86,11 +86,11 @@ class TrainingProcesses:
         self._alive = [process for process in self._alive if not process.ended]
         begun: Begun = {}
         for part, header in self._changed_headers():
-            found = self._find_training_process(part, header)
-            if found is not None and len(self._alive) < MOST:
-                self._alive.append(found)
-                self._target.training.add(found.pid)
-                begun |= self._sensors(found)
+            training = self._find_training_process(part, header)
+            if training is not None and len(self._alive) < MOST:
+                self._alive.append(training)
+                self._target.training.add(training.pid)
+                begun |= self._sensors(training)
         return begun
 
     def _changed_headers(self) -> Iterator[tuple[str, dict[str, object]]]:
@@ -142,13 +142,13 @@ class TrainingProcesses:
         return begun
 
 
-def _with_cost(found: OpenSensor, target: Target) -> OpenSensor | NoSensor:
+def _with_cost(sensor: OpenSensor, target: Target) -> OpenSensor | NoSensor:
     try:
-        cost = measure_read_cost(found, target.clock, rounds=1)
+        cost = measure_read_cost(sensor, target.clock, rounds=1)
     except ProcessEnded:
-        found.close()
+        sensor.close()
         return NoSensor("absent", "the process has ended")
-    return replace(found, channels=tuple(replace(channel, read_cost_ns=cost) for channel in found.channels))
+    return replace(sensor, channels=tuple(replace(channel, read_cost_ns=cost) for channel in sensor.channels))
 
 
 def _cpu_and_resident(proc: Path, process: _Process, sensor: str) -> OpenSensor | NoSensor:

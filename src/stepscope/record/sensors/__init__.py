@@ -63,14 +63,14 @@ def discover_sensor(sensor: Sensor, root: Path, target: Target) -> OpenSensor | 
         return NoSensor("failed", f"{type(error).__name__}: {error}")
 
 
-def with_read_cost(found: OpenSensor, target: Target) -> OpenSensor | NoSensor:
+def with_read_cost(sensor: OpenSensor, target: Target) -> OpenSensor | NoSensor:
     """The sensor with its measured read cost in every channel, or the reason why it cannot be read."""
     try:
-        cost = measure_read_cost(found, target.clock)
+        cost = measure_read_cost(sensor, target.clock)
     except Exception as error:
-        found.close()
+        sensor.close()
         return NoSensor("failed", f"{type(error).__name__}: {error}")
-    return replace(found, channels=tuple(replace(channel, read_cost_ns=cost) for channel in found.channels))
+    return replace(sensor, channels=tuple(replace(channel, read_cost_ns=cost) for channel in sensor.channels))
 
 
 def survey_sensors(
@@ -82,7 +82,7 @@ def survey_sensors(
         if names is None or name in names:
             looks[name] = _Discovery(sensor, root, target)
             looks[name].wait(_GRACE_S)  # one after the other: side by side they would spoil the read cost
-    found: dict[str, OpenSensor] = {}
+    sensors: dict[str, OpenSensor] = {}
     missing: dict[str, NoSensor] = {}
     for name, look in looks.items():
         while left_s > 0 and look.asking():
@@ -90,17 +90,17 @@ def survey_sensors(
             left_s -= _SLICE_S  # whatever passed: a machine that stands still is no sensor that hangs
         answer = look.answer()
         if isinstance(answer, OpenSensor):
-            found[name] = answer
+            sensors[name] = answer
         else:
             missing[name] = answer
-    return Survey(make_ids_unique(found), missing)
+    return Survey(make_ids_unique(sensors), missing)
 
 
-def make_ids_unique(found: Mapping[str, OpenSensor], taken: Collection[str] = ()) -> dict[str, OpenSensor]:
+def make_ids_unique(sensors: Mapping[str, OpenSensor], used_ids: Collection[str] = ()) -> dict[str, OpenSensor]:
     """Return the sensors with ids unique over the run: where two read one rail, the later id is prefixed."""
-    ids = set(taken)
+    ids = set(used_ids)
     renamed = {}
-    for name, sensor in found.items():
+    for name, sensor in sensors.items():
         channels = tuple(
             replace(channel, id=f"{name}.{channel.id}") if channel.id in ids else channel for channel in sensor.channels
         )

@@ -67,12 +67,12 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     except errors as error:
         return NoSensor("failed", f"amdsmi: {_message(error)}", "check with: amd-smi list")
     try:
-        found = _sensor(smi, errors, target)
+        sensor = _sensor(smi, errors, target)
     except errors as error:
-        found = NoSensor("failed", f"amdsmi: {_message(error)}")
-    if isinstance(found, NoSensor):
+        sensor = NoSensor("failed", f"amdsmi: {_message(error)}")
+    if isinstance(sensor, NoSensor):
         _shut_down(smi, errors)
-    return found
+    return sensor
 
 
 def _library(root: Path) -> Any:
@@ -85,8 +85,8 @@ def _library(root: Path) -> Any:
         detail = "an AMD GPU, but no amdsmi" if here else "no AMD GPU driver (/dev/kfd)"
         return NoSensor("absent", f"{root}: {detail}", _LIBRARY_REMEDY if here else None)
     except (OSError, KeyError, AttributeError) as error:
-        said = " ".join(printed.getvalue().split()) or _message(error)
-        return NoSensor("absent", f"{root}: amdsmi without its library: {said}", _LIBRARY_REMEDY)
+        complaint = " ".join(printed.getvalue().split()) or _message(error)
+        return NoSensor("absent", f"{root}: amdsmi without its library: {complaint}", _LIBRARY_REMEDY)
 
 
 def _sensor(smi: Any, errors: Errors, target: Target) -> OpenSensor | NoSensor:

@@ -77,24 +77,28 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     phones = [answer for answer in answers if isinstance(answer, Phone)]
     if all(phone.discharging is False for phone in phones) or not any(map(_stated_quantities, phones)):
         return NoSensor("unsupported", "the phone is being charged: its battery does not show what it takes", _UNPLUG)
-    kept = [
+    quantities = [
         (battery, place)
         for battery, phone in zip(batteries, phones, strict=True)
         for place in _stated_quantities(phone)
     ]
     every_ns = EVERY_NS if batteries[0].meter in target.meters else UNNAMED_EVERY_NS
     return OpenSensor(
-        tuple(_channel(*quantity) for quantity in kept), _reader(kept), lambda: None, every_ns=every_ns, blocking=True
+        tuple(_channel(*quantity) for quantity in quantities),
+        _reader(quantities),
+        lambda: None,
+        every_ns=every_ns,
+        blocking=True,
     )
 
 
-def _reader(kept: Sequence[tuple[_Battery, int]]) -> Callable[[], list[float]]:
+def _reader(quantities: Sequence[tuple[_Battery, int]]) -> Callable[[], list[float]]:
     def read() -> list[float]:
-        answers = {battery: _read_phone(battery) for battery in dict.fromkeys(battery for battery, _ in kept)}
+        answers = {battery: _read_phone(battery) for battery in dict.fromkeys(battery for battery, _ in quantities)}
         lost = [answer.detail for answer in answers.values() if isinstance(answer, NoSensor)]
         if len(lost) == len(answers):
             raise OSError("; ".join(lost))
-        return [_value(answers[battery], place) for battery, place in kept]
+        return [_value(answers[battery], place) for battery, place in quantities]
 
     return read
 
@@ -111,7 +115,7 @@ def _batteries(meters: Sequence[Meter]) -> list[_Battery]:
 def _read_phone(battery: _Battery) -> Phone | NoSensor:
     """One reading of a phone, or why there is none."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             battery.argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S, check=False
         )
     except FileNotFoundError:
@@ -122,20 +126,20 @@ def _read_phone(battery: _Battery) -> Phone | NoSensor:
         return NoSensor("failed", f"{battery.tool} did not answer within {TIMEOUT_S:g} s", remedy)
     except OSError as error:
         return NoSensor("failed", f"{battery.tool}: {error.strerror or error}")
-    if done.returncode != 0:
-        return _reason_from_stderr(battery, done.stderr.decode(errors="replace"), done.returncode)
+    if completed.returncode != 0:
+        return _reason_from_stderr(battery, completed.stderr.decode(errors="replace"), completed.returncode)
     try:
-        return parse_battery(done.stdout.decode(errors="replace"))
+        return parse_battery(completed.stdout.decode(errors="replace"))
     except ValueError as error:
         return NoSensor("failed", f"{battery.tool}: {error}")
 
 
 def _reason_from_stderr(battery: _Battery, stderr: str, code: int) -> NoSensor:
-    said = " ".join(stderr.split())[:300] or f"exit code {code}"
+    complaint = " ".join(stderr.split())[:300] or f"exit code {code}"
     for word, missing in _COMPLAINTS:
-        if word in said:
-            return NoSensor(missing.reason, f"{battery.tool}: {said}", missing.remedy)
-    return NoSensor("failed", f"{battery.tool}: {said}")
+        if word in complaint:
+            return NoSensor(missing.reason, f"{battery.tool}: {complaint}", missing.remedy)
+    return NoSensor("failed", f"{battery.tool}: {complaint}")
 
 
 def _stated_quantities(phone: Phone) -> list[int]:

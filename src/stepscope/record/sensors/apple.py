@@ -185,13 +185,13 @@ def discover_powermetrics(root: Path, target: Target) -> OpenSensor | NoSensor:
 
 def _reason_missing(child: ChildLines) -> NoSensor:
     code = child.exit_code()  # before its last words are taken
-    said = child.complaint()
+    complaint = child.complaint()
     child.close()
-    if "password" in said or "sudoers" in said or "not allowed" in said:
-        return NoSensor("denied", f"sudo -n powermetrics: {said}", _REMEDY)
+    if "password" in complaint or "sudoers" in complaint or "not allowed" in complaint:
+        return NoSensor("denied", f"sudo -n powermetrics: {complaint}", _REMEDY)
     if code is None:
         return NoSensor("unsupported", f"powermetrics printed no power within {FIRST_BLOCK_S:g} s")
-    return NoSensor("failed", f"powermetrics ended with exit code {code}: {said or 'it said nothing'}", _REMEDY)
+    return NoSensor("failed", f"powermetrics ended with exit code {code}: {complaint or 'it said nothing'}", _REMEDY)
 
 
 def _parent(name: str, names: Sequence[str]) -> str:
@@ -333,8 +333,8 @@ def _take_residency(block: Block, share: re.Match[str]) -> None:
     if table is None:
         return
     block.at_frequency[name] = {float(mhz) * 1e6: float(part) / 100 for mhz, part in _TABLE.findall(table)}
-    if rest := _TABLE.sub("", table[1:-1]).strip():
-        block.unknown.append(f"{name} {share['state']} residency: {rest}")
+    if remainder := _TABLE.sub("", table[1:-1]).strip():
+        block.unknown.append(f"{name} {share['state']} residency: {remainder}")
 
 
 SENSORS = (NamedSensor(NAME, discover), NamedSensor(POWERMETRICS, discover_powermetrics))

@@ -198,12 +198,14 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Power, whether it discharges, and energy, charge and voltage where the driver states them, of each battery."""
     folder = root / "sys/class/power_supply"
     supplies = numbered([path for path in folder.glob("*") if path.is_dir()])
-    kept, refused = open_device_files([path / "uevent" for path in supplies], target.clock)
-    first = {path: _read_supply(file) for path, file in kept}
-    batteries = [(path.parent, file) for path, file in kept if _is_battery(path.parent, first[path])]
-    close_device_files([file for path, file in kept if path.parent not in {battery for battery, _ in batteries}])
+    opened_files, refused = open_device_files([path / "uevent" for path in supplies], target.clock)
+    first = {path: _read_supply(file) for path, file in opened_files}
+    batteries = [(path.parent, file) for path, file in opened_files if _is_battery(path.parent, first[path])]
+    close_device_files(
+        [file for path, file in opened_files if path.parent not in {battery for battery, _ in batteries}]
+    )
     if not batteries:
-        if refused and not kept:
+        if refused and not opened_files:
             return no_sensor_from_error(refused[0], refused[0].filename or folder)
         return NoSensor("absent", f"{folder}: no battery of the machine (desktop, board on a mains adapter)")
     files = [file for _, file in batteries]
@@ -283,13 +285,13 @@ def _quantities(supply: Supply | None) -> list[_Quantity]:
         return []
     keys = supply.fields.keys()
     flows = bool(keys & {"POWER_NOW", "CURRENT_NOW"})
-    known = {"stored_energy": "ENERGY_NOW" in keys, "charge": bool(keys & {"CHARGE_NOW", "CHARGE_COUNTER"})}
-    if not flows and not any(known.values()):
+    available = {"stored_energy": "ENERGY_NOW" in keys, "charge": bool(keys & {"CHARGE_NOW", "CHARGE_COUNTER"})}
+    if not flows and not any(available.values()):
         return []
     # A driver may leave out POWER_NOW while the battery is full, so power is a channel all the same.
     power = _Quantity(_POWER, "W", discharge_w)
-    known["voltage"] = "VOLTAGE_NOW" in keys
-    return [power, _STATES, *(store for store in _STORES if known[store.quantity])]
+    available["voltage"] = "VOLTAGE_NOW" in keys
+    return [power, _STATES, *(store for store in _STORES if available[store.quantity])]
 
 
 def _channels(battery: Path, quantities: Sequence[_Quantity], supply: Supply | None) -> list[Channel]:

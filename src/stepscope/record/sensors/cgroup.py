@@ -37,13 +37,13 @@ class CgroupCpu:
         """Counters (throttled ns over all cores, periods, throttled periods, hits of the memory limit), the quota."""
         own = root / f"proc/{target.pid}/cgroup"
         try:
-            held = _ThrottleTotals(root, own, target.clock)
+            totals = _ThrottleTotals(root, own, target.clock)
         except OSError as error:
             return no_sensor_from_error(error, own)
         names = {"throttled_time": "ns", "throttled_periods": "1", "quota_periods": "1", "memory_limit_hits": "1"}
         counters = [self._channel(name, unit, "counter", own) for name, unit in names.items()]
         return OpenSensor(
-            (*counters, self._channel("cpu_quota", "cores", "gauge", own)), held.read, held.close, _EVERY_NS
+            (*counters, self._channel("cpu_quota", "cores", "gauge", own)), totals.read, totals.close, _EVERY_NS
         )
 
     def _channel(self, quantity: str, unit: str, kind: Kind, own: Path) -> Channel:

@@ -51,9 +51,9 @@ class Channel:
     calibration: dict[str, Any] | None = None  # what a meter showed of it on this device: `stepscope calibrate`
 
 
-def rail_channel(sensor: str, name: str, quantity: str, source: str, **known: Any) -> Channel:
+def rail_channel(sensor: str, name: str, quantity: str, source: str, **fields: Any) -> Channel:
     """Return the channel of a rail's power, voltage or current. known: fields that differ, and others of a channel."""
-    about = {"rail": name, "parent_scope": "board", **known}
+    about = {"rail": name, "parent_scope": "board", **fields}
     unit = {"power": "W", "voltage": "V", "current": "A"}[quantity]
     return Channel(f"rail.{name}.{quantity}", sensor, quantity, unit, "gauge", f"rail:{name}", source, **about)
 
@@ -202,13 +202,13 @@ def numbered(paths: Sequence[Path]) -> list[Path]:
 
 
 def measure_read_cost(
-    found: OpenSensor, clock: Clock = monotonic_ns, rounds: int = 20, limit_ns: int = 50_000_000
+    sensor: OpenSensor, clock: Clock = monotonic_ns, rounds: int = 20, limit_ns: int = 50_000_000
 ) -> int:
     """Median duration of a read of the whole sensor, ns; dear sensors get fewer rounds. Raises what the read raises."""
     costs: list[int] = []
     while len(costs) < rounds and sum(costs) < limit_ns:
         before = clock()
-        found.read()
+        sensor.read()
         costs.append(clock() - before)
     return int(statistics.median(costs))
 

@@ -106,8 +106,8 @@ class _IdleFiles:
     def __init__(self, folder: Path, cores: Sequence[int], states: Sequence[Sequence[Path]], clock: Clock) -> None:
         self._folder, self._cores, self._clock = folder, cores, clock
         self._online, *files = open_files([folder / "online", *(path for paths in states for path in paths)])
-        rest = iter(files)
-        self._files = [[next(rest) for _ in paths] for paths in states]
+        remaining = iter(files)
+        self._files = [[next(remaining) for _ in paths] for paths in states]
         self._lost, self._look_at_ns = False, 0
 
     def fetch(self) -> tuple[bytes, list[list[bytes]]]:

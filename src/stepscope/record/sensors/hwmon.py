@@ -106,33 +106,35 @@ def discover_hwmon(root: Path, target: Target) -> OpenSensor | NoSensor:
 
 def chips(folder: Path) -> list[Chip]:
     """Chips that are nobody else's, in order of number; several of one name and place get #2, #3."""
-    found: list[Chip] = []
-    seen: Counter[str] = Counter()
+    all_chips: list[Chip] = []
+    counts: Counter[str] = Counter()
     for path in numbered(list(folder.glob("hwmon*"))):
         name = read_line_or_empty(path / "name")
         if not name or _ELSEWHERE.fullmatch(name) or "POWER_SUPPLY_NAME=" in read_line_or_empty(path / "device/uevent"):
             continue
         chip = Chip(path, name, _bus(path))
-        seen[chip.identity] += 1
-        again = seen[chip.identity]
-        found.append(chip if again == 1 else replace(chip, bus=f"{chip.bus}#{again}"))
-    return found
+        counts[chip.identity] += 1
+        again = counts[chip.identity]
+        all_chips.append(chip if again == 1 else replace(chip, bus=f"{chip.bus}#{again}"))
+    return all_chips
 
 
 def inputs_of(chip: Chip) -> list[MeterInput]:
     """Powers (momentary before average), energies, and for an INA2xx without a power register bus volts x amperes."""
     files = {path.name for path in chip.folder.glob("*_*")}
-    found = []
+    inputs = []
     for kind in ("power", "energy"):
         indices = {int(match[1]) for name in files if (match := re.fullmatch(kind + r"(\d+)_(?:input|average)", name))}
         for stem in (f"{kind}{index}" for index in sorted(indices)):
             file = f"{stem}_input" if f"{stem}_input" in files else f"{stem}_average"
             if kind == "power" or file.endswith("_input"):
-                found.append(MeterInput(chip, stem, (file,), read_line_or_empty(chip.folder / f"{stem}_label") or None))
-    if not found and POWER_CHIPS.fullmatch(chip.name) and {"in1_input", "curr1_input"} <= files:
+                inputs.append(
+                    MeterInput(chip, stem, (file,), read_line_or_empty(chip.folder / f"{stem}_label") or None)
+                )
+    if not inputs and POWER_CHIPS.fullmatch(chip.name) and {"in1_input", "curr1_input"} <= files:
         label = read_line_or_empty(chip.folder / "in1_label") or read_line_or_empty(chip.folder / "curr1_label") or None
-        found.append(MeterInput(chip, "power1", ("in1_input", "curr1_input"), label))
-    return found
+        inputs.append(MeterInput(chip, "power1", ("in1_input", "curr1_input"), label))
+    return inputs
 
 
 def watts_or_joules(texts: Sequence[bytes], stem: str) -> float:
@@ -355,7 +357,7 @@ def discover_temperatures(root: Path, target: Target) -> OpenSensor | NoSensor:
 
 def find_temperature_inputs(folder: Path) -> list[ThermalInput]:
     """The inputs of every chip in order of number; one whose sensor the driver states to be faulty is excluded."""
-    found = []
+    inputs = []
     for chip in chips(folder):
         if POWER_CHIPS.fullmatch(chip.name) or _NO_DEVICE_OF_A_TRAINING.fullmatch(chip.name):
             continue
@@ -365,8 +367,8 @@ def find_temperature_inputs(folder: Path) -> list[ThermalInput]:
         for index in sorted(int(match[1]) for match in matches if match):
             stem = f"temp{index}"
             if read_line_or_empty(chip.folder / f"{stem}_fault") != "1":
-                found.append(ThermalInput(chip, stem, read_line_or_empty(chip.folder / f"{stem}_label") or stem))
-    return found
+                inputs.append(ThermalInput(chip, stem, read_line_or_empty(chip.folder / f"{stem}_label") or stem))
+    return inputs
 
 
 def _temperature_channel(chip_input: ThermalInput) -> Channel:

@@ -96,9 +96,13 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
         why = "; ".join(command.failure() or _silent(command) for command in commands)
         _close(commands)
         return NoSensor("failed", why, "run it in a terminal: it must print a line with the power in W, and flush it")
-    kept = [(command, quantity) for command in commands for quantity in SI if quantity in (command.reading or _POWER)]
-    channels = tuple(_channel(command.meter, quantity) for command, quantity in kept)
-    return OpenSensor(channels, _reader(commands, kept), lambda: _close(commands), every_ns=EVERY_NS, blocking=True)
+    quantities = [
+        (command, quantity) for command in commands for quantity in SI if quantity in (command.reading or _POWER)
+    ]
+    channels = tuple(_channel(command.meter, quantity) for command, quantity in quantities)
+    return OpenSensor(
+        channels, _reader(commands, quantities), lambda: _close(commands), every_ns=EVERY_NS, blocking=True
+    )
 
 
 def _start_commands(meters: Sequence[Meter], clock: Clock) -> list[_Command] | NoSensor:
@@ -114,13 +118,13 @@ def _start_commands(meters: Sequence[Meter], clock: Clock) -> list[_Command] | N
     return commands
 
 
-def _reader(commands: Sequence[_Command], kept: Sequence[tuple[_Command, str]]) -> Callable[[], list[float]]:
+def _reader(commands: Sequence[_Command], quantities: Sequence[tuple[_Command, str]]) -> Callable[[], list[float]]:
     def read() -> list[float]:
         for command in commands:
             command.poll()
         if all(command.child.exit_code() for command in commands):
             raise OSError("; ".join(command.failure() for command in commands))
-        return [command.value(quantity) for command, quantity in kept]
+        return [command.value(quantity) for command, quantity in quantities]
 
     return read
 
@@ -235,10 +239,10 @@ def parse_reading(line: str) -> dict[str, float]:
     """Quantities of one line in SI units, with "meter_clock" (unix s) where it has a time; raises ValueError."""
     text = line.strip()
     pairs = _split_named_values(text)
-    found = _pairs(pairs) if pairs else _parse_bare_numbers(text)
-    if not found.keys() - {"meter_clock"}:
+    values = _pairs(pairs) if pairs else _parse_bare_numbers(text)
+    if not values.keys() - {"meter_clock"}:
         raise ValueError(f"'{text[:60]}' is no reading: expected <watts>, <unix seconds> <watts>, or power=<watts>")
-    return found
+    return values
 
 
 def _parse_bare_numbers(text: str) -> dict[str, float]:
@@ -268,18 +272,18 @@ def _split_named_values(text: str) -> list[tuple[str, str]]:
 
 def _pairs(pairs: list[tuple[str, str]]) -> dict[str, float]:
     """The pairs whose name or unit is known; the others are excluded."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, word in pairs:
-        known = name.lower()
-        if known in _CLOCK:
-            found["meter_clock"] = _value(word, "time")[1]
+        lowered = name.lower()
+        if lowered in _CLOCK:
+            values["meter_clock"] = _value(word, "time")[1]
             continue
-        stem, _, suffix = known.rpartition("_")
-        unit = suffix if stem and suffix in UNITS else _NAMES.get(known)
+        stem, _, suffix = lowered.rpartition("_")
+        unit = suffix if stem and suffix in UNITS else _NAMES.get(lowered)
         if unit is not None:
             quantity, value = _value(word, unit)
-            found[quantity] = value
-    return found
+            values[quantity] = value
+    return values
 
 
 def _value(word: str, unit: str = "") -> tuple[str, float]:

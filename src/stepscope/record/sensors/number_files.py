@@ -75,11 +75,11 @@ def hertz(text: bytes) -> float:
 
 def _zones(root: Path, target: Target) -> Iterator[NumberFile]:
     """One gauge a zone, degrees Celsius; one that does not answer now (EAGAIN, powered off) may answer later."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     zones = {zone: _kind(zone) for zone in numbered(list((root / "sys/class/thermal").glob("thermal_zone*")))}
     for zone, kind in zones.items():
-        seen[kind] += 1
-        name = kind if seen[kind] == 1 else f"{kind}#{seen[kind]}"  # acpitz, acpitz#2
+        counts[kind] += 1
+        name = kind if counts[kind] == 1 else f"{kind}#{counts[kind]}"  # acpitz, acpitz#2
         channel = Channel(
             f"zone.{name}.temperature", "temperature", "temperature", "degC", "gauge", f"zone:{name}",
             str(zone / "temp"), parent_scope="system",
@@ -239,11 +239,11 @@ def _scaled(most: float, scale: float, text: bytes) -> list[float]:
 def _gpu_files(root: Path) -> dict[str, Path]:
     """Return where load and clock are: by the name of the device tree's node, else at the places that are known."""
     nodes = [path for path in sorted(root.glob("sys/class/devfreq/*")) if _is_gpu(path)]
-    found = [_existing_files(path / "device/load", path / "cur_freq") for path in nodes]
+    candidates = [_existing_files(path / "device/load", path / "cur_freq") for path in nodes]
     for place in _DEVICES:
         clocks = sorted((root / place).glob("devfreq/*/cur_freq"))
-        found.append(_existing_files(root / place / "load", *clocks[:1]))
-    return next((files for files in found if "utilisation" in files), next(filter(None, found), {}))
+        candidates.append(_existing_files(root / place / "load", *clocks[:1]))
+    return next((files for files in candidates if "utilisation" in files), next(filter(None, candidates), {}))
 
 
 def _is_gpu(devfreq: Path) -> bool:

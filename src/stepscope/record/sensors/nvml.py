@@ -57,12 +57,12 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
         reason, remedy = _WHY.get(getattr(error, "value", -1), ("failed", None))
         return NoSensor(reason, f"NVML: {error}", remedy)
     try:
-        found = _sensor(nvml, target)
+        sensor = _sensor(nvml, target)
     except (nvml.NVMLError, *UNREADABLE) as error:
-        found = NoSensor("failed", f"NVML: {error}")
-    if isinstance(found, NoSensor):
+        sensor = NoSensor("failed", f"NVML: {error}")
+    if isinstance(sensor, NoSensor):
         _shutdown(nvml)
-    return found
+    return sensor
 
 
 def _library(root: Path) -> Any:
@@ -90,7 +90,9 @@ def _sensor(nvml: Any, target: Target) -> OpenSensor | NoSensor:
     probes = [
         probe
         for gpu in gpus
-        for probe in _rename_average_power(probes_that_answer([_probe(gpu, wanted) for wanted in QUANTITIES], errors))
+        for probe in _rename_average_power(
+            probes_that_answer([_probe(gpu, quantity) for quantity in QUANTITIES], errors)
+        )
     ]
     if all(probe.later for probe in probes):
         names = ", ".join(gpu.name for gpu in gpus)
@@ -157,27 +159,27 @@ def _card(nvml: Any, handle: Any) -> str | None:
     return " ".join(signs) or None
 
 
-def _probe(gpu: Gpu, wanted: Quantity) -> Probe:
+def _probe(gpu: Gpu, quantity: Quantity) -> Probe:
     channel = Channel(
-        id=channel_id(gpu.scope, wanted.quantity),
+        id=channel_id(gpu.scope, quantity.quantity),
         sensor=NAME,
-        quantity=wanted.quantity,
-        unit=wanted.unit,
-        kind=wanted.kind,
+        quantity=quantity.quantity,
+        unit=quantity.unit,
+        kind=quantity.kind,
         scope=gpu.scope,
         parent_scope=gpu.parent,
         rail=gpu.name,
         card=gpu.card,
-        source=f"NVML {wanted.source}",
-        refresh_ns=wanted.refresh_ns,
-        step_size=wanted.step_size,
-        filter=wanted.filter,
+        source=f"NVML {quantity.source}",
+        refresh_ns=quantity.refresh_ns,
+        step_size=quantity.step_size,
+        filter=quantity.filter,
     )
-    if wanted.quantity == "power_average":
+    if quantity.quantity == "power_average":
         channel = replace(channel, **power_averaging(gpu))
-    if wanted.quantity == "power" and _generation(gpu) >= _HOPPER:
+    if quantity.quantity == "power" and _generation(gpu) >= _HOPPER:
         channel = replace(channel, **_OF_HOPPER)
-    return Probe(channel, lambda: wanted.read(gpu), wanted.every_ns, wanted.later)
+    return Probe(channel, lambda: quantity.read(gpu), quantity.every_ns, quantity.later)
 
 
 def _rename_average_power(probes: list[Probe]) -> list[Probe]:

@@ -57,7 +57,7 @@ def discover_children(root: Path, target: Target) -> OpenSensor | NoSensor:
 
 def descendants(proc: Path, pid: int) -> set[int]:
     """Every living process below pid, without this one; raises OSError where no more files can be opened."""
-    found: set[int] = set()
+    pids: set[int] = set()
     parents = [pid]
     while parents:
         tasks = proc / str(parents.pop()) / "task"
@@ -65,10 +65,10 @@ def descendants(proc: Path, pid: int) -> set[int]:
             for task in tasks.iterdir():
                 with _suppress_ended():
                     children = read_small_file(task / "children").split()
-                    new = {parse_count(child) for child in children} - found - {os.getpid()}
-                    found |= new
+                    new = {parse_count(child) for child in children} - pids - {os.getpid()}
+                    pids |= new
                     parents.extend(new)
-    return found
+    return pids
 
 
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
@@ -107,7 +107,7 @@ class _Descendants:
         now = self._clock()
         if self._looked_ns is None or now - self._looked_ns >= LOOK_AGAIN_NS:
             try:
-                self._look()
+                self._update_descendants()
             except OSError:
                 return [NAN, NAN]
             self._looked_ns = now
@@ -120,7 +120,7 @@ class _Descendants:
             except OSError as error:
                 if error.errno in _TOO_MANY_FILES:
                     return [NAN, NAN]
-                self._forget(pid)
+                self._drop_ended(pid)
             except (ValueError, IndexError):  # garbage does not say that it has ended
                 garbled = True
         if garbled:
@@ -135,10 +135,10 @@ class _Descendants:
         self._files.clear()
         self._held = 0
 
-    def _look(self) -> None:
+    def _update_descendants(self) -> None:
         alive = descendants(self._proc, self._pid)
         for pid in set(self._files) - alive:
-            self._forget(pid)
+            self._drop_ended(pid)
         for pid in alive - set(self._files):
             self._files[pid] = None
             if self._held < MOST_HELD:
@@ -146,7 +146,7 @@ class _Descendants:
                     self._files[pid] = open_files([self._proc / f"{pid}/stat"])[0]
                     self._held += 1
 
-    def _forget(self, pid: int) -> None:
+    def _drop_ended(self, pid: int) -> None:
         file = self._files.pop(pid)
         if file is not None:
             os.close(file)

@@ -66,17 +66,17 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     folder = root / "sys/class/powercap"
     everything = zones(folder)
     is_amd = _AMD.search(read_line_or_empty(root / "proc/cpuinfo"))
-    known = [zone for zone in everything if not (is_amd and zone.name == "core")]
-    if not known:
+    usable = [zone for zone in everything if not (is_amd and zone.name == "core")]
+    if not usable:
         return NoSensor("absent", f"{folder}: no intel-rapl zone (Intel and AMD processors; not in virtual machines)")
-    kept, refused = open_device_files([zone.energy for zone in known], target.clock)
-    opened = dict(kept)
-    chosen = first_zone_per_domain([zone for zone in known if zone.energy in opened])
-    close_device_files([file for path, file in kept if path not in {zone.energy for zone in chosen}])
+    opened_files, refused = open_device_files([zone.energy for zone in usable], target.clock)
+    opened = dict(opened_files)
+    chosen = first_zone_per_domain([zone for zone in usable if zone.energy in opened])
+    close_device_files([file for path, file in opened_files if path not in {zone.energy for zone in chosen}])
     if not chosen:
-        return _refusal(refused, known)
+        return _refusal(refused, usable)
     files = [opened[zone.energy] for zone in chosen]
-    ranges_uj = [_number(zone.folder / "max_energy_range_uj") for zone in chosen]
+    ranges_uj = [_read_number(zone.folder / "max_energy_range_uj") for zone in chosen]
 
     def read() -> list[float]:
         values = [joules(file, range_uj) for file, range_uj in zip(files, ranges_uj, strict=True)]
@@ -85,28 +85,28 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
         return values
 
     channels = _nest_twin_dies([_channel(zone, chosen) for zone in chosen], [joules(file, None) for file in files])
-    if len(known) < len(everything):
+    if len(usable) < len(everything):
         channels[0] = replace(channels[0], source=f"{channels[0].source} ({_NOT_READ})")
-    return OpenSensor(_note_denied(channels, known, chosen), read, lambda: close_device_files(files))
+    return OpenSensor(_note_denied(channels, usable, chosen), read, lambda: close_device_files(files))
 
 
 def zones(folder: Path) -> list[Zone]:
     """All zones, packages before what lies in them, the MSR interface before MMIO; nameless ones are excluded."""
     paths = {path.name: path for path in [*folder.glob("intel-rapl*:*/intel-rapl*:*"), *folder.glob("intel-rapl*:*")]}
     names = {zone: read_line_or_empty(path / "name") for zone, path in paths.items() if _ZONE.fullmatch(zone)}
-    found = [Zone(paths[zone], name, _domain(zone, names), "-mmio" in zone) for zone, name in names.items() if name]
-    return sorted(found, key=lambda zone: (zone.mmio, [int(n) for n in re.findall(r"\d+", zone.folder.name)]))
+    all_zones = [Zone(paths[zone], name, _domain(zone, names), "-mmio" in zone) for zone, name in names.items() if name]
+    return sorted(all_zones, key=lambda zone: (zone.mmio, [int(n) for n in re.findall(r"\d+", zone.folder.name)]))
 
 
-def first_zone_per_domain(known: Sequence[Zone]) -> list[Zone]:
+def first_zone_per_domain(all_zones: Sequence[Zone]) -> list[Zone]:
     """Return the first zone of each domain; two of one interface with one name (psys of two sockets) both stay."""
     chosen: list[Zone] = []
-    seen: dict[str, bool] = {}
-    for zone in known:
-        if zone.domain in seen and seen[zone.domain] != zone.mmio:
+    by_domain: dict[str, bool] = {}
+    for zone in all_zones:
+        if zone.domain in by_domain and by_domain[zone.domain] != zone.mmio:
             continue
         same = sum(zone.domain == other.domain.partition("#")[0] for other in chosen)
-        seen[zone.domain] = zone.mmio
+        by_domain[zone.domain] = zone.mmio
         chosen.append(replace(zone, domain=f"{zone.domain}#{same + 1}") if same else zone)
     return chosen
 
@@ -149,15 +149,15 @@ def _domain(zone: str, names: dict[str, str]) -> str:
 
 
 def _channel(zone: Zone, chosen: Sequence[Zone]) -> Channel:
-    range_uj = _number(zone.folder / "max_energy_range_uj")
-    limits = [_number(path) for path in zone.folder.glob("constraint_*_power_limit_uw")]
-    known: dict[str, Any] = {
+    range_uj = _read_number(zone.folder / "max_energy_range_uj")
+    limits = [_read_number(path) for path in zone.folder.glob("constraint_*_power_limit_uw")]
+    facts: dict[str, Any] = {
         "step_size": step_j(range_uj),
         "counter_range": range_uj / 1e6 or None,
         "most_per_s": most_w(limits),
     }
     domains = [other.domain for other in chosen]
-    return replace(_energy_channel(NAME, zone.domain, domains, str(zone.energy), zone.name), **known)
+    return replace(_energy_channel(NAME, zone.domain, domains, str(zone.energy), zone.name), **facts)
 
 
 def _energy_channel(sensor: str, domain: str, domains: Sequence[str], source: str, rail: str) -> Channel:
@@ -198,25 +198,25 @@ def _dies_of_one_package(channel: Channel, other: Channel) -> bool:
     return dies == [True, True] and rails[0].partition("-die-")[0] == rails[1].partition("-die-")[0]
 
 
-def _note_denied(channels: Sequence[Channel], known: Sequence[Zone], chosen: Sequence[Zone]) -> tuple[Channel, ...]:
+def _note_denied(channels: Sequence[Channel], all_zones: Sequence[Zone], chosen: Sequence[Zone]) -> tuple[Channel, ...]:
     """The channels; the first tells which domains beside it do not open."""
     here = {zone.domain for zone in chosen}
-    closed = sorted({zone.domain for zone in known} - here)
+    closed = sorted({zone.domain for zone in all_zones} - here)
     if not closed:
         return tuple(channels)
-    note = f"{channels[0].source} (does not open for {', '.join(closed)}: {_remedy(known)})"
+    note = f"{channels[0].source} (does not open for {', '.join(closed)}: {_remedy(all_zones)})"
     return (replace(channels[0], source=note), *channels[1:])
 
 
-def _refusal(refused: Sequence[OSError], known: Sequence[Zone]) -> NoSensor:
-    reason = no_sensor_from_error(refused[0], known[0].energy, _remedy(known))
+def _refusal(refused: Sequence[OSError], all_zones: Sequence[Zone]) -> NoSensor:
+    reason = no_sensor_from_error(refused[0], all_zones[0].energy, _remedy(all_zones))
     if reason.reason != "denied":
         return replace(reason, remedy=None)
     return replace(reason, detail=f"{reason.detail} (only root may read RAPL since Linux 5.10, CVE-2020-8694)")
 
 
-def _remedy(known: Sequence[Zone]) -> str:
-    once = first_zone_per_domain(known)
+def _remedy(all_zones: Sequence[Zone]) -> str:
+    once = first_zone_per_domain(all_zones)
     paths = " ".join(str(zone.energy) for zone in once)
     lines = "; ".join(f"mode class/powercap/{zone.folder.name}/energy_uj = 0444" for zone in once)
     return (
@@ -226,7 +226,7 @@ def _remedy(known: Sequence[Zone]) -> str:
     )
 
 
-def _number(path: Path) -> int:
+def _read_number(path: Path) -> int:
     """Return the value of a file of limits or ranges, 0 where it states nothing."""
     number = natural(read_line_or_empty(path).encode(), 2.0**53)
     return 0 if number != number else int(number)
@@ -267,7 +267,7 @@ def discover_perf(root: Path, target: Target) -> OpenSensor | NoSensor:
     if root != Path("/"):
         return NoSensor("absent", f"{folder}: perf counts on the running machine alone, not on a tree below {root}")
     try:
-        return count_events(events(root), lambda type_, config, cpu: open_event(type_, config, cpu=cpu), _wait)
+        return count_events(events(root), lambda type_, config, cpu: open_event(type_, config, cpu=cpu), _wait_still)
     except (OSError, ValueError) as error:
         return NoSensor("failed", f"{folder}: {error}")
 
@@ -278,32 +278,32 @@ def events(root: Path) -> list[Event]:
     event_type = int(read_line_or_empty(folder / "type"))
     cpus = cpu_list(read_line_or_empty(folder / "cpumask"))
     packages = _package_names(root, cpus)
-    found = []
+    all_events = []
     for path in sorted((folder / "events").glob("energy-*")):
         rail = _RAILS.get(path.name.removeprefix("energy-"))
         if rail is None:
             continue
-        config, scale_j = _config(read_line_or_empty(path)), _scale_j(path)
+        config, scale_j = _event_config(read_line_or_empty(path)), _scale_j(path)
         if config is None or scale_j is None:
             continue
         for cpu in cpus[:1] if rail == "psys" else cpus:
             name, domain = _rail_and_domain(rail, packages[cpu])
-            found.append(Event(domain, name, event_type, config, cpu, scale_j, path))
-    return sorted(found, key=lambda event: (event.domain.count("/"), event.domain))
+            all_events.append(Event(domain, name, event_type, config, cpu, scale_j, path))
+    return sorted(all_events, key=lambda event: (event.domain.count("/"), event.domain))
 
 
-def _wait() -> None:
+def _wait_still() -> None:
     time.sleep(_STILL_S)
 
 
-def count_events(known: Sequence[Event], opener: Opener, wait: Wait | None = None) -> OpenSensor | NoSensor:
+def count_events(all_events: Sequence[Event], opener: Opener, wait: Wait | None = None) -> OpenSensor | NoSensor:
     """Opens what may be opened; an event that this processor lacks is excluded.
 
     wait: as long as no package and no system can take nothing: what stands still is excluded, as in virtual machines.
     """
     opened: list[tuple[Event, int]] = []
     refused: list[OSError] = []
-    for event in known:
+    for event in all_events:
         try:
             opened.append((event, opener(event.type, event.config, event.cpu)))
         except OSError as error:
@@ -311,7 +311,7 @@ def count_events(known: Sequence[Event], opener: Opener, wait: Wait | None = Non
     if not opened:
         if not refused:
             return NoSensor("unsupported", "power PMU: no energy event in joules is known")
-        return no_sensor_from_error(refused[0], f"perf_event_open of {known[0].source}; {PARANOID}", _REMEDY)
+        return no_sensor_from_error(refused[0], f"perf_event_open of {all_events[0].source}; {PARANOID}", _REMEDY)
     if wait is not None:
         wait()
         still = [(event, file) for event, file in opened if _takes_power(event) and _joules(file, event.scale_j) == 0]
@@ -347,7 +347,7 @@ def cpu_list(text: str) -> list[int]:
     return cpus
 
 
-def _config(text: str) -> int | None:
+def _event_config(text: str) -> int | None:
     match = re.fullmatch(r"event=(0x[0-9a-fA-F]{1,8}|\d{1,8})", text, re.ASCII)
     return int(match[1], 0) if match and not re.fullmatch(r"0\d+", match[1]) else None
 

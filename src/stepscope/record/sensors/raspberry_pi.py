@@ -55,7 +55,7 @@ def connect(root: Path, command: str) -> Firmware | NoSensor:
     """The mailbox where it answers this command, else the program; else the reason of the first that is there."""
     device = root / "dev/vcio"
     reasons: list[NoSensor] = []
-    for way in (_mailbox, _program):
+    for way in (_mailbox, _vcgencmd):
         try:
             firmware = way(root)
         except OSError as error:
@@ -97,15 +97,15 @@ def _ask_mailbox(file: int, command: str) -> str:
     return bytes(message[24 : 24 + _TEXT_BYTES]).split(b"\0", 1)[0].decode(errors="replace")
 
 
-def _program(root: Path) -> Firmware:
+def _vcgencmd(root: Path) -> Firmware:
     for name in _PROGRAMS:
         path = root / name
         if path.is_file():
-            return Firmware(str(path), partial(_run, path), lambda: None)
+            return Firmware(str(path), partial(_run_vcgencmd, path), lambda: None)
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(root / _PROGRAMS[0]))
 
 
-def _run(program: Path, command: str) -> str:
+def _run_vcgencmd(program: Path, command: str) -> str:
     """Return the output of a command.
 
     One that hangs is ended with all that it started. Raises OSError on any failure.
@@ -198,8 +198,8 @@ def discover_pmic(root: Path, target: Target) -> OpenSensor | NoSensor:
     powered, bare = list(rail_powers_w(adc)), sorted(adc.voltages_v.keys() - adc.currents_a.keys())
     if not powered:
         firmware.close()
-        said = adc.others[0][:120] if adc.others else "nothing"
-        detail = f"{firmware.source} {_READ_ADC}: {_PI_5_ALONE}; the answer was: {said}"
+        answer = adc.others[0][:120] if adc.others else "nothing"
+        detail = f"{firmware.source} {_READ_ADC}: {_PI_5_ALONE}; the answer was: {answer}"
         return NoSensor("unsupported", detail, _METER)
     channels = (
         *(rail_channel(PMIC, rail, "power", f"{firmware.source} {_READ_ADC}") for rail in powered),
@@ -246,10 +246,10 @@ def discover_throttled(root: Path, target: Target) -> OpenSensor | NoSensor:
     if not isinstance(firmware, NoSensor):
         return _sensor(f"{firmware.source} {_GET_THROTTLED}", partial(firmware.ask, _GET_THROTTLED), firmware.close)
     paths = [path for pattern in _FILES for path in sorted(root.glob(pattern))]
-    kept, refused = open_device_files(paths[:1], target.clock)
-    if not kept:
+    files, refused = open_device_files(paths[:1], target.clock)
+    if not files:
         return no_sensor_from_error(refused[0], paths[0]) if refused and firmware.reason == "absent" else firmware
-    path, file = kept[0]
+    path, file = files[0]
     return _sensor(str(path), lambda: file.read(64).decode(errors="replace"), file.close)
 
 

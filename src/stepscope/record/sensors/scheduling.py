@@ -94,15 +94,15 @@ class TrainingThread:
             waits = "disk" if state == b"D" else _classify_wait(texts, calls)
             return [parse_count(ran), parse_count(delayed), *gauges[waits]]
 
-        found = decoded_later(
+        sensor = decoded_later(
             tuple(self._channels(folder)), fetch, decode, lambda: close_files([schedstat, stat, *wait_files])
         )
         try:
-            found.read()
+            sensor.read()
         except (OSError, ValueError, IndexError) as error:
-            found.close()
+            sensor.close()
             return NoSensor("unsupported", f"{folder}/schedstat: {error}")
-        return found
+        return sensor
 
     def _channels(self, folder: Path) -> Iterator[Channel]:
         for quantity in ("thread_cpu_time", "run_delay"):
@@ -136,15 +136,15 @@ def _classify_wait(texts: Sequence[bytes], calls: Mapping[bytes, str]) -> str | 
     for text in texts:
         number, *arguments = text.split(b" ", 1)
         if arguments and number.isdigit():
-            found = calls.get(number)
-            if found == "lock" and _TIMED_FUTEX.match(text):
+            kind = calls.get(number)
+            if kind == "lock" and _TIMED_FUTEX.match(text):
                 return "interpreter"
-            if found == "process" and _SLEEP.match(text):
+            if kind == "process" and _SLEEP.match(text):
                 return "timer"
         else:
-            found = next((wait for pattern, wait in _WAITING_IN if pattern.search(text)), None)
-        if found is not None:
-            return found
+            kind = next((wait for pattern, wait in _WAITING_IN if pattern.search(text)), None)
+        if kind is not None:
+            return kind
     return None
 
 
@@ -166,7 +166,7 @@ def _parse_stall_totals(kinds: Sequence[str], text: bytes) -> list[float]:
     return [natural(stated.get(kind, b""), _MOST_US) * _US for kind in kinds]
 
 
-def _steal(root: Path, target: Target) -> Iterator[NumberFile]:
+def _steal_counter(root: Path, target: Target) -> Iterator[NumberFile]:
     """One counter, ns over all cores: time that the hypervisor gave to others."""
     path = root / "proc/stat"
     channel = _channel(
@@ -187,10 +187,10 @@ def _paging(root: Path, target: Target) -> Iterator[NumberFile]:
                  unit="B", step_size=float(_PAGE_BYTES), parent_scope=None)
         for quantity in _PAGES
     )  # fmt: skip
-    yield NumberFile(path, channels, _pages, 16384, tried=True)
+    yield NumberFile(path, channels, _page_counts, 16384, tried=True)
 
 
-def _pages(text: bytes) -> list[float]:
+def _page_counts(text: bytes) -> list[float]:
     pages = (word_after(name + b" ", text) for name in _PAGES.values())
     return [float(parse_count(word)) * _PAGE_BYTES if word else NAN for word in pages]
 
@@ -226,11 +226,11 @@ def _affinity(root: Path, target: Target) -> Iterator[NumberFile]:
     path = root / f"proc/{target.pid}/task/{target.pid}/status"
 
     def values(text: bytes) -> list[float]:
-        found = {name: pattern.search(text) for name, pattern in _SWITCHES.items()}
-        cores = found["allowed_cores"]
+        matches = {name: pattern.search(text) for name, pattern in _SWITCHES.items()}
+        cores = matches["allowed_cores"]
         allowed = float(len(cores_online(cores[1]))) if cores else NAN
-        rest = (found[name] for name in ("voluntary_switches", "involuntary_switches"))
-        return [allowed, *(float(parse_count(match[1])) if match else NAN for match in rest)]
+        switches = (matches[name] for name in ("voluntary_switches", "involuntary_switches"))
+        return [allowed, *(float(parse_count(match[1])) if match else NAN for match in switches)]
 
     def channel(quantity: str, kind: Kind) -> Channel:
         return _channel(f"thread.{quantity}", "process_affinity", quantity, "thread", path, kind=kind)
@@ -269,10 +269,10 @@ def _clock_limits(root: Path, target: Target) -> Iterator[NumberFile]:
         else:
             continue
         state = _channel(name, "cpu_limits", quantity, f"cooling:{kind}", path, kind="gauge")
-        yield NumberFile(path, (state,), partial(_share_of, of), tried=True)
+        yield NumberFile(path, (state,), partial(_parse_share, of), tried=True)
 
 
-def _share_of(whole: float, text: bytes) -> list[float]:
+def _parse_share(whole: float, text: bytes) -> list[float]:
     return [natural(text, 1e6) / whole]
 
 
@@ -281,7 +281,7 @@ SENSORS = (
     FileSensor(
         "system_pressure", _pressure, "proc/pressure: no pressure stall information (psi=1 boots it)", _OFTEN_NS
     ),
-    FileSensor("system_steal", _steal, "proc/stat", _OFTEN_NS),
+    FileSensor("system_steal", _steal_counter, "proc/stat", _OFTEN_NS),
     FileSensor("system_paging", _paging, "proc/vmstat", 5 * _OFTEN_NS),
     FileSensor("process_paging", _process_paging, "proc", _OFTEN_NS),
     FileSensor("process_affinity", _affinity, "proc", _SELDOM_NS),

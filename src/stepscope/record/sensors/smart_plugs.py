@@ -68,15 +68,17 @@ def discover_plugs(maker: PlugMaker, root: Path, target: Target) -> OpenSensor |
     if len(failures) == len(plugs):
         pool.shutdown(wait=False)
         return replace(failures[0], detail="; ".join(failure.detail for failure in failures))
-    kept = [_stated(plug) for plug in plugs]
-    channels = [_channel(maker, plug, place) for plug, places in zip(plugs, kept, strict=True) for place in places]
+    places_of_plug = [_channel_quantities(plug) for plug in plugs]
+    channels = [
+        _channel(maker, plug, place) for plug, places in zip(plugs, places_of_plug, strict=True) for place in places
+    ]
 
     def read() -> list[float]:
         readings = list(pool.map(lambda plug: _read(maker, plug), plugs))
         if all(isinstance(reading, str) for reading in readings):
             raise OSError("; ".join(str(reading) for reading in readings))
         values = [astuple(_NOTHING if isinstance(reading, str) else reading) for reading in readings]
-        return [reading[place] for reading, places in zip(values, kept, strict=True) for place in places]
+        return [reading[place] for reading, places in zip(values, places_of_plug, strict=True) for place in places]
 
     return OpenSensor(tuple(channels), read, lambda: pool.shutdown(wait=False), every_ns=EVERY_NS, blocking=True)
 
@@ -88,14 +90,14 @@ def fetch(address: Address, page: str) -> str:
     request = f"GET {page} HTTP/1.1\r\nHost: {place}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
     with socket.create_connection((address.host, address.port), TIMEOUT_S) as plain:
         plain.settimeout(_remaining_s(deadline))
-        link = _encrypted(plain, address.host) if address.scheme == "https" else plain
+        link = _encrypt_socket(plain, address.host) if address.scheme == "https" else plain
         with link:
             link.sendall(request.encode("ascii"))
-            received = _until_end(link, deadline)
-    return _body(received, address.url)
+            received = _receive_answer(link, deadline)
+    return _http_body(received, address.url)
 
 
-def _until_end(link: socket.socket, deadline: float) -> bytes:
+def _receive_answer(link: socket.socket, deadline: float) -> bytes:
     """All that is sent until the other side closes or the answer is whole; raises TimeoutError at the deadline."""
     received = b""
     while len(received) < _LARGEST_ANSWER:
@@ -109,9 +111,9 @@ def _until_end(link: socket.socket, deadline: float) -> bytes:
 
 def _is_body_complete(received: bytes) -> bool:
     """Return whether a body of stated length is here, for plugs that keep the connection open."""
-    head, found, body = received.partition(b"\r\n\r\n")
+    head, separator, body = received.partition(b"\r\n\r\n")
     lower = head.lower()
-    if not found:
+    if not separator:
         return False
     if b"\r\ncontent-length:" in lower:
         length = lower.split(b"\r\ncontent-length:", 1)[1].split(b"\r\n", 1)[0].strip()
@@ -119,7 +121,7 @@ def _is_body_complete(received: bytes) -> bool:
     return b"transfer-encoding: chunked" in lower and body.endswith(b"0\r\n\r\n")
 
 
-def _body(received: bytes, url: str) -> str:
+def _http_body(received: bytes, url: str) -> str:
     import http.client
 
     response = http.client.HTTPResponse(_Received(received), method="GET")  # type: ignore[arg-type]
@@ -150,17 +152,17 @@ class _Received:
         return io.BytesIO(self.data)
 
 
-def _encrypted(plain: socket.socket, host: str) -> socket.socket:
+def _encrypt_socket(plain: socket.socket, host: str) -> socket.socket:
     import ssl
 
     return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
 
 
 def _remaining_s(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
         raise TimeoutError("no whole answer in time")
-    return left
+    return remaining
 
 
 def _probe_plug(maker: PlugMaker, meter: Meter) -> _Plug:
@@ -203,7 +205,7 @@ def _read(maker: PlugMaker, plug: _Plug) -> PlugReading | str:
         return str(error)
 
 
-def _stated(plug: _Plug) -> Sequence[int]:
+def _channel_quantities(plug: _Plug) -> Sequence[int]:
     """Return the quantities that become channels: those that it states, and its power in any case."""
     return [index for index, value in enumerate(astuple(plug.first)) if index == 0 or value == value]
 

@@ -75,9 +75,9 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
 def first_line(child: ChildLines) -> TegrastatsLine | None:
     """Wait for a line that states memory, as all do; None where none comes in time or the child ends before."""
     deadline = time.monotonic() + FIRST_LINE_S
-    while (left := deadline - time.monotonic()) > 0:
+    while (remaining_s := deadline - time.monotonic()) > 0:
         ended = child.exit_code() is not None
-        for content in map(parse, child.read_lines(left)):
+        for content in map(parse, child.read_lines(remaining_s)):
             if content.memory:
                 return content
         if ended:
@@ -87,14 +87,14 @@ def first_line(child: ChildLines) -> TegrastatsLine | None:
 
 def rail_channels(rails: Sequence[Rail]) -> dict[str, tuple[str, int]]:
     """Names of the channels, and for each the rail of the line: its name, and which of those of the same name it is."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     places: dict[str, tuple[str, int]] = {}
     for rail in rails:
         if rail.name == "NC":
             continue
-        place = (rail.name, seen[rail.name])
-        seen[rail.name] += 1
-        places[rail.name if place[1] == 0 else f"{rail.name}#{seen[rail.name]}"] = place
+        place = (rail.name, counts[rail.name])
+        counts[rail.name] += 1
+        places[rail.name if place[1] == 0 else f"{rail.name}#{counts[rail.name]}"] = place
     return places
 
 
@@ -221,7 +221,7 @@ class TegrastatsLine:
 def parse(line: str) -> TegrastatsLine:
     """Return the content of a line; unknown words are kept, and nothing is raised."""
     words = line.split()
-    stamp = _stamp(words)
+    stamp = _parse_timestamp(words)
     parts = _LineParser(words)
     zones: list[Zone] = []
     at, last = 0 if stamp is None else 2, len(words) - 1
@@ -234,15 +234,15 @@ def parse(line: str) -> TegrastatsLine:
             at += 1
         elif at == last:
             at = parts.keep(at, 1)
-        elif (made := _parse_rail_or_engine(word, words[at + 1])) is None:
+        elif (part := _parse_rail_or_engine(word, words[at + 1])) is None:
             at = parts.parse_rare_word(at)
-        elif type(made) is Rail:
-            parts.rails.append(made)
+        elif type(part) is Rail:
+            parts.rails.append(part)
             at += 2
         elif last - at > 1 and words[at + 2] in _BYTES:
             at = parts.keep(at, 3)  # an amount of something that is not known
         else:
-            parts.engines.append(made)  # type: ignore[arg-type]  # the other of the two
+            parts.engines.append(part)  # type: ignore[arg-type]  # the other of the two
             at += 2
     return parts.line(stamp, zones)
 
@@ -272,7 +272,7 @@ class _LineParser:
         """Memory, cores, the group MTS, or a word of no class."""
         name, *behind = self.words[at : at + 4]
         if name in _POOLS:
-            pool, words = _pool(name, *behind)
+            pool, words = _parse_memory_pool(name, *behind)
             if pool is None:
                 return self.keep(at, words)
             self.memory.append(pool)
@@ -280,22 +280,22 @@ class _LineParser:
         if behind[0][0] == "[" and name in ("CPU", "cpu") and not self.cpus:
             return self._cores(at)
         if name == "EDP" and behind[0] == "limit":
-            return self._limit(at)
-        return self._group(at) if name == "MTS" else self.keep(at, 1)
+            return self._parse_current_limit(at)
+        return self._parse_translator_shares(at) if name == "MTS" else self.keep(at, 1)
 
-    def _limit(self, at: int) -> int:
+    def _parse_current_limit(self, at: int) -> int:
         """`EDP limit 1912` (TK1, TX1): the clock to which the supply's current holds the CPU, MHz; 0 is none."""
-        made = _parse_rail_or_engine("EDP limit", self.words[at + 2]) if at + 2 < len(self.words) else None
-        if not isinstance(made, Engine):
+        part = _parse_rail_or_engine("EDP limit", self.words[at + 2]) if at + 2 < len(self.words) else None
+        if not isinstance(part, Engine):
             return self.keep(at, 1)
-        self.engines.append(made)
+        self.engines.append(part)
         return at + 3
 
-    def _group(self, at: int) -> int:
+    def _parse_translator_shares(self, at: int) -> int:
         """`MTS fg 1% bg 1%`: the share of a time that runs the code translator of the Denver cores."""
         names, texts = self.words[at + 1 : at + 5 : 2], self.words[at + 2 : at + 5 : 2]
-        made = [_parse_rail_or_engine(f"MTS {name}", text) for name, text in zip(names, texts, strict=False)]
-        engines = [engine for engine in made if isinstance(engine, Engine) and engine.utilisation is not None]
+        parts = [_parse_rail_or_engine(f"MTS {name}", text) for name, text in zip(names, texts, strict=False)]
+        engines = [engine for engine in parts if isinstance(engine, Engine) and engine.utilisation is not None]
         if len(engines) < 2 or not set(names) <= {"fg", "bg", "bgnd"}:
             return self.keep(at, 1)
         self.engines += engines
@@ -326,7 +326,7 @@ def _zone(word: str) -> Zone | None:
 
 
 @lru_cache(maxsize=4096)
-def _pool(name: str, text: str, opening: str = "", amount: str = "") -> tuple[Memory | None, int]:
+def _parse_memory_pool(name: str, text: str, opening: str = "", amount: str = "") -> tuple[Memory | None, int]:
     """`u/tMB` and behind it `(lfb NxM)` or `(cached c)`, the bracket with or without a blank; and how many words."""
     pool = _POOL.fullmatch(text)
     if pool is None:
@@ -387,7 +387,7 @@ def _core(item: str, clock_of_all: str | None) -> Core | None:
     return Core(int(match[1]) / 100, None if clock is None else int(clock) * 1e6)
 
 
-def _stamp(words: list[str]) -> datetime | None:
+def _parse_timestamp(words: list[str]) -> datetime | None:
     match = _STAMP.fullmatch(" ".join(words[:2])) if words and words[0][2:3] == "-" else None
     if match is None:
         return None

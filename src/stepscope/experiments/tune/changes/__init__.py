@@ -65,28 +65,28 @@ class Change:
 def all_changes(facts: Facts) -> dict[str, Change]:
     """Return every change by its name, those that do not apply with their reason. Facts may be missing."""
     topics = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    found: dict[str, Change] = {}
-    known = {**_UNKNOWN, **facts}
+    by_name: dict[str, Change] = {}
+    all_facts = {**_UNKNOWN, **facts}
     for topic in topics:
-        for change in importlib.import_module(f"{__name__}.{topic}").changes(known):
-            found[change.name] = change
-    return found
+        for change in importlib.import_module(f"{__name__}.{topic}").changes(all_facts):
+            by_name[change.name] = change
+    return by_name
 
 
 def refuse_unknown(named: Iterable[str]) -> None:
     """Raise UnknownName for what no training has as a change, before one begins; a number (`threads=3`) is its own."""
-    known = {name for change in all_changes({}).values() for name in _names(change)}
+    names = {name for change in all_changes({}).values() for name in _names(change)}
     for name in named:
-        if name not in known and "=" not in name:
-            raise UnknownName("change", name, sorted(known))
+        if name not in names and "=" not in name:
+            raise UnknownName("change", name, sorted(names))
 
 
-def select_changes(known: Iterable[Change], goal: str, only: Sequence[str], without: Sequence[str]) -> list[Change]:
+def select_changes(changes: Iterable[Change], goal: str, only: Sequence[str], without: Sequence[str]) -> list[Change]:
     """Return the changes to try for a goal: all that apply, or those that are named, by name, group or goal.
 
     UnknownName for a name that is neither, UsageError where none is left.
     """
-    every = list(known)
+    every = list(changes)
     names = {name for change in every for name in _names(change)}
     for name in (*only, *without):
         if name not in names:
@@ -99,13 +99,13 @@ def select_changes(known: Iterable[Change], goal: str, only: Sequence[str], with
             return bool(_names(change) & set(only))
         return not change.by_name and (change.goal != "memory" or goal == "memory")
 
-    found = [change for change in every if chosen(change)]
-    if not found:
+    selection = [change for change in every if chosen(change)]
+    if not selection:
         raise UsageError(
             "--only and --not leave no change to try",
             f"--only {','.join(only)} without --not {','.join(without)}" if only else "name fewer with --not",
         )
-    return found
+    return selection
 
 
 def _names(change: Change) -> set[str]:

@@ -56,17 +56,17 @@ def _make_loader_change(
     )  # fmt: skip
 
 
-def merge_loader_arguments(given: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def merge_loader_arguments(original: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a loader with these in their place; what needs worker processes only where it has some.
 
     Another loader of the same training, such as that of its evaluation, may have none.
     """
-    found = {**given, **arguments}
-    if found.get("num_workers"):
-        return found
+    merged = {**original, **arguments}
+    if merged.get("num_workers"):
+        return merged
     needing = {name for name in ("prefetch_factor", "persistent_workers") if name in arguments}
-    return {name: value for name, value in found.items() if name not in needing} | {
-        name: value for name, value in given.items() if name in needing
+    return {name: value for name, value in merged.items() if name not in needing} | {
+        name: value for name, value in original.items() if name in needing
     }
 
 
@@ -79,8 +79,8 @@ def patch_loader_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
     signature = inspect.signature(plain)
 
     def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(loader, *args, **kwargs).arguments
-        named = {**given.pop("kwargs", {}), **given}
+        bound = signature.bind(loader, *args, **kwargs).arguments
+        named = {**bound.pop("kwargs", {}), **bound}
         stream = isinstance(named["dataset"], IterableDataset)  # each worker would yield all of it
         own = {name: value for name, value in arguments.items() if not stream or name not in _OF_WORKERS}
         plain(**merge_loader_arguments(named, own))
@@ -115,26 +115,26 @@ def _update_changes(facts: Facts) -> Iterator[Change]:
         elif all(optimizer[name] for optimizer in facts["optimizers"]):
             refused = "the optimizer updates so already"
         code = f"torch.optim.{kinds[0] if kinds else 'SGD'}(..., {name}=True)"
-        yield Change(name, f"{name} optimizer", "optimizer", code, _RISK, _update(name), refused=refused)
-    kept = "" if facts["zeroes_gradients"] else "the training does not keep its gradients"
+        yield Change(name, f"{name} optimizer", "optimizer", code, _RISK, _optimizer_flag_switch(name), refused=refused)
+    refusal = "" if facts["zeroes_gradients"] else "the training does not keep its gradients"
     yield Change(
         "drop-gradients", "zero_grad drops gradients instead of writing zeros", "zero_grad",
         "optimizer.zero_grad(set_to_none=True)", "a parameter without a gradient is not updated",
-        _set_gradients_to_none, refused=kept,
+        _set_gradients_to_none, refused=refusal,
     )  # fmt: skip
 
 
-def _update(name: str) -> Switch:
+def _optimizer_flag_switch(name: str) -> Switch:
     @contextlib.contextmanager
     def switch(targets: Targets) -> Iterator[None]:
-        wanted = {"fused": name == "fused", "foreach": name == "foreach"}
+        flags = {"fused": name == "fused", "foreach": name == "foreach"}
         before = [
-            (group, {key: group[key] for key in wanted if key in group})
+            (group, {key: group[key] for key in flags if key in group})
             for optimizer in targets.optimizers
             for group in optimizer.param_groups
         ]
         for group, _ in before:
-            group.update({key: value for key, value in wanted.items() if key in group})
+            group.update({key: value for key, value in flags.items() if key in group})
         moved = list(_move_step_counts(targets))
         try:
             yield

@@ -69,10 +69,10 @@ def apply_memory_format(targets: Targets, form: str) -> Iterator[None]:
 def _tensors_of_four_dims(targets: Targets) -> Iterator[torch.Tensor]:
     import torch
 
-    seen: set[int] = set()
+    ids: set[int] = set()
     for tensor in targets.tensors():
-        if tensor.dim() == 4 and id(tensor) not in seen:
-            seen.add(id(tensor))
+        if tensor.dim() == 4 and id(tensor) not in ids:
+            ids.add(id(tensor))
             yield tensor
             if isinstance(tensor.grad if tensor.is_leaf else None, torch.Tensor):
                 assert tensor.grad is not None
@@ -87,13 +87,13 @@ _BF16 = "8 bits of mantissa in forward and backward: compare the loss of a whole
 def _precision_changes(facts: Facts) -> Iterator[Change]:
     """Yield autocast, the precision of float32 products, and flushing of denormal numbers."""
     device = str(facts["device"])
-    taken = "the training uses autocast already" if facts["autocast"] else ""
+    refusal = "the training uses autocast already" if facts["autocast"] else ""
     unknown = "" if facts["calls"] else "no module of the training is called"
     code = f'with torch.autocast("{device}", dtype=torch.bfloat16):\n    output = model(x)\n'
     code += "loss = criterion(output.float(), y)"
     yield Change(
-        "bf16", "autocast to bfloat16", "precision", code, _BF16, _autocast(device),
-        refused=taken or unknown, lossy=True,
+        "bf16", "autocast to bfloat16", "precision", code, _BF16, _autocast_switch(device),
+        refused=refusal or unknown, lossy=True,
     )  # fmt: skip
     lower = "medium" if device == "cpu" else "high"
     least = "" if facts["matmul_precision"] == "highest" else f"the precision is {facts['matmul_precision']} already"
@@ -109,7 +109,7 @@ def _precision_changes(facts: Facts) -> Iterator[Change]:
     )  # fmt: skip
 
 
-def _autocast(device: str) -> Switch:
+def _autocast_switch(device: str) -> Switch:
     @contextlib.contextmanager
     def switch(targets: Targets) -> Iterator[None]:
         """Autocast within the calls of the models; what they return is float32 again, so that any loss takes it.
@@ -201,7 +201,7 @@ def _memory_changes(facts: Facts) -> Iterator[Change]:
         yield Change(
             f"accumulate={parts}", f"the batch in {parts} parts, gradients added up", "accumulate",
             f"for part in batch.chunk({parts}): (loss(part) / {parts}).backward()",
-            "batch statistics are of a part of the batch", _accumulated(parts), goal="memory", refused=refused,
+            "batch statistics are of a part of the batch", _accumulation_switch(parts), goal="memory", refused=refused,
         )  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def _checkpoint_blocks(targets: Targets) -> Iterator[None]:
             del module.forward
 
 
-def _accumulated(parts: int) -> Switch:
+def _accumulation_switch(parts: int) -> Switch:
     @contextlib.contextmanager
     def switch(targets: Targets) -> Iterator[None]:
         before, targets.parts = targets.parts, parts

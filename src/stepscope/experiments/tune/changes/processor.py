@@ -31,11 +31,15 @@ def _allocation_changes(facts: Facts) -> Iterator[Change]:
     yield _make_environment_change("malloc-keep-large", title, _KEEP_LARGE, glibc)
     library = facts["tcmalloc"]
     reason = "the training runs on tcmalloc" if facts["tcmalloc_in_use"] else "" if library else "it is not installed"
-    yield _make_environment_change("tcmalloc", "tcmalloc instead of glibc's malloc", _preload(library, now), reason)
+    yield _make_environment_change(
+        "tcmalloc", "tcmalloc instead of glibc's malloc", _preload_variable(library, now), reason
+    )
     library = facts["jemalloc"]
     in_use = "jemalloc" in str(now.get("LD_PRELOAD", ""))
     reason = "the training runs on jemalloc" if in_use else "" if library else "it is not installed"
-    yield _make_environment_change("jemalloc", "jemalloc instead of glibc's malloc", _preload(library, now), reason)
+    yield _make_environment_change(
+        "jemalloc", "jemalloc instead of glibc's malloc", _preload_variable(library, now), reason
+    )
     cuda = "" if facts["device"] == "cuda" else "of a CUDA device alone"
     yield _make_environment_change(
         "expandable-segments", "segments of CUDA memory that grow",
@@ -43,7 +47,7 @@ def _allocation_changes(facts: Facts) -> Iterator[Change]:
     )  # fmt: skip
 
 
-def _preload(library: str | None, now: Mapping[str, str]) -> dict[str, str]:
+def _preload_variable(library: str | None, now: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that loads a library before those that the user preloads already."""
     return {"LD_PRELOAD": ":".join(filter(None, (library, now.get("LD_PRELOAD"))))}
 
@@ -115,7 +119,7 @@ def _thread_changes(facts: Facts) -> Iterator[Change]:
         if count <= cores and count != now:
             yield Change(
                 f"threads={count}", f"{count} thread{'s' * (count != 1)} instead of {now}", "threads",
-                f"torch.set_num_threads({count})", _RISK, _threads(count),
+                f"torch.set_num_threads({count})", _RISK, _threads_switch(count),
             )  # fmt: skip
     alone = "a training with one thread" if now == 1 else "one core" if cores == 1 else ""
     bound = alone or ("the threads are bound already" if facts["environment"].get("OMP_PROC_BIND") else "")
@@ -143,7 +147,7 @@ def shell(environment: dict[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in environment.items()) + " python train.py"
 
 
-def _threads(count: int) -> Switch:
+def _threads_switch(count: int) -> Switch:
     @contextlib.contextmanager
     def switch(_: Targets) -> Iterator[None]:
         from stepscope.record.train import torch_threads
