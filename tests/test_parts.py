@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stepscope.runfolder import MEMORY, OPS, Part, RunReader, RunWriter, part_of
 from stepscope.runfolder.parts import MAGIC, from_bytes, to_bytes
-from stepscope.runfolder.reader import frame_of
+from stepscope.runfolder.tables import frame_of
 from stepscope.runfolder.schema import TABLES, TEXT
 
 MOST = 2**63 - 1

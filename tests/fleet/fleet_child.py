@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-BIG_BYTES = 9_000_000  # three pieces
+BIG_BYTES = 9_000_000  # several pieces
 
 
 def main() -> None:

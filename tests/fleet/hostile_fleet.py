@@ -51,6 +51,8 @@ class FakeDevice:
     board: str
     answers: dict[str, Callable[[dict[str, Any]], Body | Awaitable[Body]]] = field(default_factory=dict)
     heard: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
     def ended(self, orders: dict[str, Any]) -> dict[str, Any]:
         """The end of a run of one file."""
@@ -70,7 +72,8 @@ class FakeDevice:
     def honest(self, do: str, orders: dict[str, Any]) -> bytes:
         """What an honest device answers."""
         if do == "facts":
-            return json_of({"device": {}, "versions": {"stepscope": __version__}, "unix_ns": 0, "pid": 1})
+            facts = {"device": self.facts, "versions": {"stepscope": __version__, **self.versions}}
+            return json_of({**facts, "unix_ns": 0, "pid": 1})
         if do == "clock":
             return json_of({"unix_ns": 0})
         if do == "make":

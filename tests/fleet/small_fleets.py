@@ -16,7 +16,7 @@ from stepscope.experiments.engine.sweep_points import Grid
 from stepscope.experiments.fleet.devices import down, up
 from stepscope.experiments.fleet.hosts import Hosts, SchedulerAddress, read_hosts, scheduler_of_hosts
 from stepscope.experiments.fleet.scheduling import FleetCallbacks, FleetFolder, run_fleet_sweep
-from stepscope.experiments.suite.plan import RunRules
+from stepscope.experiments.suite.rules import RunRules
 
 CHILD = (str(Path(__file__).with_name("fleet_child.py")),)
 

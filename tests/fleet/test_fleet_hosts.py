@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
 import pytest
 
 from stepscope.errors import RunNotFound, UsageError
+from stepscope.experiments.fleet.devices import HostFailed, send_orders
 from stepscope.experiments.fleet.hosts import read_hosts, scheduler_address, scheduler_of_hosts
 
 LOCAL = '[[host]]\nname = "a"\nlocal = true\n'
@@ -64,6 +66,25 @@ def test_what_cannot_be_is_refused_with_the_place(text: str, said: str, tmp_path
     with pytest.raises(UsageError, match=said) as refused:
         read_hosts(_written(tmp_path, text))
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "hint"), [("", "nano", "ssh nano"), ("ssh_port = 7\n", "nano port 7", "ssh -p 7 nano")]
+)
+def test_the_port_of_an_ssh_alias_is_left_to_the_user_s_own_ssh_config(
+    line: str, place: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncssh, ports = pytest.importorskip("asyncssh"), list[object]()
+
+    def refuse(address: str, **options: object) -> None:
+        ports.append(options.get("port"))
+        raise OSError("nobody listens")
+
+    monkeypatch.setattr(asyncssh, "connect", refuse)
+    (host,) = read_hosts(_written(tmp_path, LAN + '[[host]]\nname = "a"\naddress = "nano"\n' + line)).hosts
+    with pytest.raises(HostFailed, match=f"a: cannot be reached at {place}: nobody listens") as failed:
+        asyncio.run(send_orders(host, {}))
+    assert (ports, failed.value.hint) == ([7 if line else None], f"try: {hint}")
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import json
 import pickle
 import shutil
 import ssl
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from stepscope.experiments.fleet.certificates import (
     verify_signature,
 )
 from stepscope.experiments.fleet.devices import query_device_states
+from stepscope.experiments.fleet.gatherer import Device, OtherVersion
 from stepscope.experiments.fleet.protocol import MOST_BODY_BYTES, FleetUnreachable, open_link
 from stepscope.experiments.fleet.scheduling import FleetIncomplete
 
@@ -141,6 +143,57 @@ def test_what_is_gathered_has_the_signature_of_its_device(fleet: HostileFleet, t
     with pytest.raises(NotAdmitted, match="does not hold"):
         verify_signature(*given, kept["signed"].replace("ok", "no").encode())
     assert json.loads(kept["signed"])["files"][0]["size_bytes"] == len(CONTENT)
+
+
+def test_one_table_is_made_on_devices_and_versions_that_agree(fleet: HostileFleet, tmp_path: Path) -> None:
+    first, second, third = (fleet.device(name, "nano") for name in ("nano-1", "nano-2", "nano-3"))
+    for device, torch, board in (
+        (first, "2.5", "B Rev 1.4"),
+        (second, "2.13", "B Rev 1.4"),
+        (third, "2.5", "B Rev 1.5"),
+    ):
+        device.facts, device.versions = {"board": board}, {"torch": torch}
+    folder = fleet_folder(tmp_path / "s", ["nano"], "ok")
+    about = [json.loads(device.honest("facts", {})) for device in (first, second, third)]
+    named = [Device(name, "nano", name) for name in ("nano-1", "nano-2", "nano-3")]
+    folder.record_board(named[0], about[0])
+    with pytest.raises(OtherVersion, match=r"nano-2, of the board nano, has torch 2.13"):
+        folder.record_board(named[1], about[1])
+    folder.record_board(named[2], about[2])
+
+
+def test_a_file_that_did_not_arrive_whole_is_fetched_once_more_before_its_run_is_made_anew(
+    fleet: HostileFleet, tmp_path: Path
+) -> None:
+    device = fleet.device("good")
+    device.answers["pieces"] = lambda orders: CONTENT if device.heard.count("pieces") > 1 else CONTENT[::-1]
+    found, said = _swept(fleet, tmp_path / "s", device)
+    assert found == {"good": ["ok"]}
+    assert any("another SHA-256" in line for line in said)
+    assert device.heard.index("forget") > len(device.heard) - 1 - device.heard[::-1].index("pieces")
+
+
+def test_a_run_for_which_there_is_no_room_stays_on_its_device(
+    fleet: HostileFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = fleet.device("good")
+    device.answers["make"] = lambda orders: device.signed(
+        {**device.ended(orders), "files": [{"name": "a", "size_bytes": 15_000_000_000, "sha256": "0" * 64}]}
+    )
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("stepscope.experiments.fleet.worker.shutil.disk_usage", lambda path: usage(9, 9, 3_000_000_000))
+    found, _ = _swept(fleet, tmp_path / "s", device)
+    assert (found, device.heard.count("make"), "forget" in device.heard) == ({"good": []}, 1, False)
+
+
+def test_with_no_time_to_wait_the_devices_that_are_there_make_their_runs(fleet: HostileFleet, tmp_path: Path) -> None:
+    device = fleet.device("good")
+    fleet.start(device.serve(fleet.url))
+    until(lambda: _present(fleet) == {"good"})
+    folder = fleet_folder(tmp_path / "s", ["good", "away"], "ok", batches=(1, 2))
+    with pytest.raises(FleetIncomplete, match=r"away \(2 runs not made\)"):
+        swept(folder, fleet.where, wait_s=0.0)
+    assert statuses(folder) == {"good": ["ok", "ok"], "away": []}
 
 
 async def _sent_as(fleet: HostileFleet, folder: Path, *heads: Orders) -> tuple[Orders, bytes]:
@@ -268,12 +321,12 @@ def test_a_certificate_ends_and_is_renewed_before(tmp_path: Path, monkeypatch: p
     pem, key = (device.folder / CERTIFICATE).read_text(), device_public_key(device.folder)
     assert issue_or_reuse_certificate(fleet.tls, holder, key) == pem, "what lasts is left as it is"
     now = datetime.datetime.now(datetime.timezone.utc)
-    monkeypatch.setattr(certificates, "_now", lambda: now + datetime.timedelta(days=366))
+    monkeypatch.setattr(certificates, "_utc_now", lambda: now + datetime.timedelta(days=366))
     with pytest.raises(NotAdmitted, match="expired"):
         verify_peer(fleet.tls, ssl.PEM_cert_to_DER_cert(pem))
     with pytest.raises(NotAdmitted, match="expired"):
         verify_signature(fleet.tls / "ca.pem", pem, certificates.sign(device.folder, b"x"), b"x")
-    monkeypatch.setattr(certificates, "_now", lambda: now + datetime.timedelta(days=330))
+    monkeypatch.setattr(certificates, "_utc_now", lambda: now + datetime.timedelta(days=330))
     assert make_certificates(fleet.tls)
     assert issue_or_reuse_certificate(fleet.tls, holder, key) != pem
     fleet.loop.close()
@@ -282,7 +335,7 @@ def test_a_certificate_ends_and_is_renewed_before(tmp_path: Path, monkeypatch: p
 def test_thirty_devices_of_which_most_are_slow_dying_or_lying(
     fleet: HostileFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep_module, "_longest_s", lambda board: 3.0)
+    monkeypatch.setattr(sweep_module, "_answer_timeout_s", lambda board: 3.0)
 
     async def never(orders: Orders) -> None:
         return None

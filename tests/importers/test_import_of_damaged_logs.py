@@ -12,7 +12,9 @@ import pytest
 from tests.importers.test_import_of_sensor_logs import BEGIN, profile
 from tests.store.command_line import exit_code
 
-from stepscope.importers.sensor_logs import KINDS, Clock, SensorLog, log_text
+from stepscope.importers.sensor_logs import KINDS, Clock, SensorLog
+from stepscope.record.log_times import UnknownUnit
+from stepscope.record.meter_csv import read_log_text
 
 LINE = "{} RAM 2541/7764MB (lfb 4x4MB) CPU [10%@1190] GR3D_FREQ 3%@1122 CPU@42C VDD_IN {}/5000mW"
 FORMS = {
@@ -31,7 +33,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def read(kind: str, text: str, zone: ZoneInfo | None = None) -> list[SensorLog]:
     Path("a.log").write_text(text)
     found = next(of for of in KINDS if of.name == kind)
-    return found.read(log_text(Path("a.log")), "a.log", Clock(zone=zone))
+    return found.read(read_log_text(Path("a.log")), "a.log", Clock(zone=zone))
 
 
 def autumn(kind: str, zone: ZoneInfo) -> str:
@@ -102,3 +104,52 @@ def test_a_line_of_tegrastats_that_is_cut_is_not_read() -> None:
         values for of, values in zip(log.channels, log.columns, strict=True) if of.scope == "gpu:0" and of.unit == "Hz"
     )
     assert set(clock) == {1122e6}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("year", [1, 1969, 2262, 2926, 9999])
+def test_one_stamp_that_no_log_has_costs_its_line_alone(kind: str, year: int) -> None:
+    head, stamp, line = FORMS[kind]
+    times = [datetime(2026, 11, 20, 10, 0, second) for second in range(8)]
+    text = "".join(line.format(t.strftime(stamp), 5 + t.second) + "\n" for t in times)
+    form = stamp.replace("%Y", f"{year:04d}")
+    text += line.format(times[-1].strftime(form), 7) + "\n"
+    (log,) = read(kind, head + text, ZoneInfo("Europe/Berlin"))
+    assert (len(log.t0_ns), log.skipped) == (8, 1)
+
+
+def test_one_stamp_of_powermetrics_and_one_number_of_a_meter_that_are_no_times_cost_their_readings_alone() -> None:
+    block = "*** Sampled system activity (Sat Nov 21 12:00:{:02d} {} +0100) (1000.00ms elapsed) ***\nCPU Power: 9 mW\n"
+    years = [2026, 2026, 2026, 9026, 2026]
+    (log,) = read("powermetrics", "".join(block.format(second, year) for second, year in enumerate(years)) + "\n")
+    assert (len(log.t0_ns), log.skipped) == (4, 1)
+    seconds = [*range(1_790_000_000, 1_790_000_008), 9_790_000_000]
+    (log,) = read("meter-csv", "time,power_w\n" + "".join(f"{t},5.5\n" for t in seconds))
+    assert (len(log.t0_ns), log.skipped) == (8, 1)
+
+
+def test_one_damaged_cell_of_a_powersensor_costs_its_line_alone() -> None:
+    rows = [f"S {s / 10} 100 {5 + s}.5 3.0\n" for s in range(8)]
+    text = "marker time dt_micro power_total power0\n" + "".join([*rows, "S 0.9 100 5.x 3.0\n", "S 1e99 100 5.5 3.0\n"])
+    Path("a.log").write_text(text)
+    found = next(of for of in KINDS if of.name == "powersensor3")
+    (log,) = found.read(text, "a.log", Clock(started=datetime(2026, 1, 31, 12)))
+    assert (len(log.t0_ns), log.skipped) == (8, 2)
+
+
+def test_a_start_in_a_year_that_no_log_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.log").write_text("time,power\n" + "".join(f"{s},5.5\n" for s in range(9)))
+    assert exit_code(["import", "a.log", "--started", "2300-01-01"]) == 2
+    assert "no log began in the year 2300" in capsys.readouterr().err
+
+
+def test_volts_and_amperes_of_the_mains_are_no_watts_and_those_of_a_supply_are() -> None:
+    def table(volts: str, head: str = "time,voltage (V),current (A)") -> str:
+        return head + "\n" + "".join(f"2026-11-20T10:00:0{i},{volts},0.5\n" for i in range(5))
+
+    assert list(read("meter-csv", table("19.0"))[0].columns[0]) == [9.5] * 5
+    for text in (table("230.0"), table("230000", "time,voltage (mV),current (A)")):
+        with pytest.raises(UnknownUnit, match="volt-amperes of the mains, not watts"):
+            read("meter-csv", text)
+    Path("a.log").write_text(table("230.0"))
+    assert exit_code(["import", "a.log"]) == 2

@@ -19,7 +19,7 @@ from stepscope.analysis.run import Run
 from stepscope.errors import OutputNotWritable, UnknownName, UsageError
 from stepscope.importers import Options, chrome_events, import_file
 from stepscope.importers.chrome_events import read_events
-from stepscope.report.text import render
+from stepscope.report.terminal_report import render
 
 
 def imported(path: Path, **options: Any) -> Run:
@@ -122,6 +122,18 @@ def test_a_kernel_belongs_to_the_step_and_operation_that_launched_it(tmp_path: P
     kernels = run.ops.filter(pl.col("device").cast(pl.String) == "cuda:0")
     assert kernels.select("step", "parent", "thread").rows() == [(0, 0, 3), (1, 0, 3)]
     assert run.device["accelerators"][0]["model"] == "Orin"
+
+
+def test_a_file_of_a_gpu_alone_is_read(tmp_path: Path) -> None:
+    """As torch.profiler writes with activities=[ProfilerActivity.CUDA]."""
+    kernels = [
+        op(f"sgemm_{turn}", 1000 * turn + 50, 250, "kernel", args={"device": 0, "stream": 7, "correlation": turn})
+        for turn in range(6)
+    ]
+    calls = [op("cudaLaunchKernel", 1000 * turn, 5, "cuda_runtime", args={"correlation": turn}) for turn in range(6)]
+    run = imported(write(tmp_path / "f.json", [*kernels, *calls]))
+    assert set(run.ops["device"].cast(pl.String)) == {"cuda:0"}
+    assert run.verdict().bound == "unknown"
 
 
 def test_the_oldest_form_a_bare_list_with_times_since_1970_is_read(tmp_path: Path) -> None:

@@ -244,8 +244,11 @@ def test_powermetrics_that_paused_is_placed_anew_behind_the_pause(tmp_path: Path
     first = [block.format(49, second, power if second != 47 else "") for second in range(45, 50)]
     second = [block.format(59, second, power) for second in range(10, 13)]
     run = run_of(text_log(tmp_path, "".join([*first, *second])))
-    ends = [t / 1e9 for t in run.sensor("powermetrics")["t1_ns"].to_list()]
+    rows = run.sensor("powermetrics")
+    ends = [t / 1e9 for t in rows.drop_nulls("apple.cpu.power")["t1_ns"].to_list()]
     assert ends == pytest.approx([0.5, 1.5, 3.5, 4.5, 565.5, 566.5, 567.5])
+    (pause,) = rows.filter(rows["apple.cpu.power"].is_null())["apple.cpu.energy"]
+    assert pause is None, "nothing is known of the energy of the pause, so that it is a gap of the counter"
     assert any("anew after each of 1 pauses" in event["message"] for event in run.events)
 
 

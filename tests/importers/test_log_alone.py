@@ -15,8 +15,8 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.sensor_log import CPU, is_sensor_log, log_sentence, log_table
 from stepscope.importers import Options, import_file
 from stepscope.importers.sensor_logs import Clock
+from stepscope.report import first_screen as answer
 from stepscope.report import html
-from stepscope.report import screen as answer
 from stepscope.report.exports._excerpt import excerpt, raw_tables
 from stepscope.runfolder import samples
 
@@ -72,7 +72,7 @@ def test_every_number_is_that_of_the_text(run: Run) -> None:
 def test_report_and_page_show_it_and_name_no_false_cause(run: Run) -> None:
     from rich.console import Console
 
-    from stepscope.report.text import render
+    from stepscope.report.terminal_report import render
 
     console = Console(width=150, record=True)
     console.print(answer.render(run))

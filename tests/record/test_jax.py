@@ -173,6 +173,25 @@ def test_layers_of_a_function_that_is_gone_before_the_recording_ends_are_known(t
     assert "only" in stepscope.Run(scope.path).modules()["module"].to_list()
 
 
+@needs_jax
+def test_the_gradient_of_a_convolution_is_backward_where_xla_has_fused_it_and_kept_no_name() -> None:
+    script = """
+import jax, jax.numpy as jnp
+from stepscope.record.jax.programs import read_program
+def loss(w, x):
+    return jnp.sum(jax.lax.conv_general_dilated(x, w, (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC')) ** 2)
+shapes = (jnp.ones((3, 3, 16, 16)), jnp.ones((8, 16, 16, 16)))
+compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(*shapes).compile()
+(module,) = compiled.runtime_executable().hlo_modules()
+flops = {}
+for op in read_program(module.as_serialized_hlo_module_proto()).ops.values():
+    flops[op.phase] = flops.get(op.phase, 0) + (op.flops or 0)
+print(flops['forward'], flops['backward'])
+"""
+    forward, backward = map(int, python("-c", script).split())
+    assert (forward, backward) == (2 * 8 * 16 * 16 * 16 * 9 * 16, 2 * forward)
+
+
 def test_a_program_that_is_cut_off_is_refused_and_not_misread() -> None:
     assert read_program(b"").ops == {}
     with pytest.raises((ValueError, IndexError)):
@@ -363,7 +382,9 @@ def test_a_trace_of_the_training_has_the_profiler_for_itself(found: dict[str, An
 
 
 @needs_jax
-@pytest.mark.parametrize("name", ["wait_for_step", "before_step", "step_ends", "_flush", "_open", "model_rows"])
+@pytest.mark.parametrize(
+    "name", ["wait_for_step", "before_step", "step_ends", "_flush_window", "_open_window", "model_rows"]
+)
 def test_a_fault_of_ours_leaves_the_training_alone(found: dict[str, Any], name: str) -> None:
     training = found[f"fault in {name}"]
     assert training["hash"] == found["unprofiled"]["hash"]

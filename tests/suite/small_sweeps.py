@@ -10,7 +10,7 @@ from tests.patience import HANG_S
 
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.sweep_points import Grid, WorkloadEntry
-from stepscope.experiments.suite.plan import RunRules
+from stepscope.experiments.suite.rules import RunRules
 from stepscope.experiments.suite.sweep import run_missing_points
 
 CHILD = (sys.executable, "-S", "-E", str(Path(__file__).with_name("child.py")))

@@ -158,6 +158,31 @@ def test_going_on_with_somebody_else_s_sweep_runs_none_of_its_programs(
     SweepFolder(folder).refuse_programs_of_others([program])
 
 
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [
+        ("device", "board", "NVIDIA Jetson TX2"),
+        ("device", "cores", [{"core": 0}] * 99),
+        ("device", "power_mode", "MAXN"),
+        ("versions", "torch", "1.13.0"),
+        ("versions", "python", "3.6.9"),
+    ],
+)
+def test_a_sweep_does_not_go_on_with_another_device_or_other_versions(
+    place: str, name: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print('it trains')\n", encoding="utf-8")
+    new_sweep(SuiteRun(workloads=("train.py",), steps=2, repeats=1), Path("s"), print)
+    assert resume_sweep(SuiteRun(resume=True), Path("s")).order
+    content = json.loads(Path("s/sweep.json").read_text())
+    content[place][name] = value
+    monkeypatch.setattr(SweepFolder, "refuse_programs_of_others", lambda self, names: None)
+    Path("s/sweep.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="began on another device"):
+        resume_sweep(SuiteRun(resume=True), Path("s"))
+
+
 def test_going_on_with_a_sweep_of_one_s_own_programs_needs_no_word_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.suite.small_sweeps import small_sweep
 
+import stepscope
 from stepscope import __main__ as cli
 from stepscope.analysis.time.steps import timed_steps
 from stepscope.errors import UsageError
@@ -183,3 +184,14 @@ def test_what_is_left_out_on_a_fleet_has_to_be_left_out_by_each_board(
     monkeypatch.delenv("STEPSCOPE_PRIVATE")
     with pytest.raises(ZeroDivisionError):
         begin("", "")
+
+
+def test_the_newest_sweep_is_exported_and_read_by_the_name_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small_sweep(tmp_path / "suites" / "newest")
+    assert _suite("export", "last", "--to", "csv") == 0
+    assert capsys.readouterr().out == "suites/newest.csv\n"
+    assert stepscope.suite.table("last").height == 1
+    assert stepscope.suite.results("last").name == "newest"

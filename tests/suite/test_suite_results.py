@@ -31,7 +31,7 @@ from stepscope.experiments.suite.results import (
     settings_table,
 )
 from stepscope.experiments.suite.sweep import read_run, run_flags
-from stepscope.report.suite_tables import (
+from stepscope.report.suite_report import (
     markdown,
     mlperf_log_lines,
     model_table,

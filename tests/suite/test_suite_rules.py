@@ -12,14 +12,14 @@ import pytest
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.child import LEAST_BYTES, refuse_memory_limit
 from stepscope.experiments.suite import SuiteRun
-from stepscope.experiments.suite.plan import (
+from stepscope.experiments.suite.plan import sweep_rules
+from stepscope.experiments.suite.rules import (
     FEWEST,
     RunRules,
     StopCondition,
     cool_down,
     parse_cooldown,
     steady_start,
-    sweep_rules,
 )
 from stepscope.experiments.suite.sweep import add_cooling_facts
 

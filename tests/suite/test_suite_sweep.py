@@ -21,7 +21,8 @@ from stepscope.errors import OutputNotWritable
 from stepscope.experiments.engine.engine import ProgressCallbacks
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.sweep_points import SweepPoint
-from stepscope.experiments.suite.sweep import run_missing_points, time_left_s
+from stepscope.experiments.suite import sweep
+from stepscope.experiments.suite.sweep import run_missing_points, skip_result, time_left_s
 from stepscope.runfolder import RunWriter
 
 
@@ -65,6 +66,19 @@ def test_larger_batches_than_one_that_did_not_fit_are_skipped_and_say_so(tmp_pat
     tried = {point.id: point for point in folder.order}
     failed = [batch for name in started(folder) if (batch := tried[name].batch or 0) >= 4]
     assert failed == sorted(failed, reverse=True), "after one that failed only smaller ones are tried"
+
+
+@pytest.mark.parametrize("status", ["killed", "timeout"])
+def test_one_run_that_was_killed_or_slow_says_nothing_of_its_own_repeats(status: str) -> None:
+    first, again, larger = (
+        SweepPoint("lenet", batch, "sgd", "fp32", 1, "cpu", repeat) for batch, repeat in ((8, 0), (8, 1), (16, 0))
+    )
+    order, ended = [first, again, larger], {first.id: {"status": status}}
+    assert skip_result(again, order, ended) is None
+    assert (skip_result(larger, order, ended) or {})["status"] == "would not fit"
+    script, repeated = (SweepPoint("train.py", None, "own", "fp32", None, "cpu", repeat) for repeat in (0, 1))
+    skipped = skip_result(repeated, [script, repeated], {script.id: {"status": "oom"}}) or {}
+    assert skipped["reason"] == "train.py ran out of memory"
 
 
 def test_a_crash_says_nothing_about_larger_batches(tmp_path: Path) -> None:
@@ -151,6 +165,20 @@ def test_each_run_is_told_in_a_line_where_nobody_watches_live(
     lines = sorted(line.partition(" ")[2] for line in capsys.readouterr().err.splitlines())
     assert lines[0].startswith("missing batch 2 sgd, repeat 1: not installed: needs x")
     assert lines[1].startswith("ok batch 2 sgd, repeat 1: ok")
+
+
+def test_the_time_left_is_forecast_between_the_runs_and_not_while_one_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, forecasts = small_sweep(tmp_path / "s", batches=(1, 2)), list[int]()
+    monkeypatch.setattr(sweep, "time_left_s", lambda order, ended: forecasts.append(len(ended)))
+    with sweep_progress(folder, wanted=True) as watch:
+        for place, point in enumerate(folder.order):
+            watch.begins(point, place, 2)
+            for _ in range(5):
+                watch.ticks()
+            watch.ends(point, place, 2, {"status": "ok", "numbers": {}})
+    assert forecasts == [0, 1, 2]
 
 
 def test_the_time_left_comes_from_the_runs_that_are_alike() -> None:

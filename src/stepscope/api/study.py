@@ -66,7 +66,8 @@ def study_progress(wanted: bool) -> Iterator[ProgressCallbacks]:
 def sweep_progress(folder: SweepFolder, wanted: bool) -> Iterator[ProgressCallbacks]:
     """Yield the progress of a sweep.
 
-    Drawn at most once a second, since drawing takes CPU time from what is measured.
+    Drawn at most once a second, since drawing takes CPU time from what is measured; what is left is forecast between
+    the runs.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -84,9 +85,11 @@ def sweep_progress(folder: SweepFolder, wanted: bool) -> Iterator[ProgressCallba
     with Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not live) as progress:
         task = progress.add_task("", total=len(order), completed=sum(p.id in ended for p in order), left="")
         now = _CurrentRun()
+        left_s = time_left_s(order, ended)
 
         def draw() -> None:
-            left_s = time_left_s(order, ended)
+            if not live:
+                return
             left = "" if left_s is None else f"{duration(max(0.0, left_s - now.seconds()) * 1e9, 2)} left"
             progress.update(task, description=f"{now.name} {now.seconds():.0f} s", left=left, refresh=True)
 
@@ -95,7 +98,9 @@ def sweep_progress(folder: SweepFolder, wanted: bool) -> Iterator[ProgressCallba
             draw()
 
         def ends(point: SweepPoint, place: int, count: int, result: Mapping[str, Any]) -> None:
+            nonlocal left_s
             ended[point.id] = dict(result)
+            left_s = time_left_s(order, ended)
             progress.update(task, advance=1)
             _print_line(progress, live, f"{place + 1}/{count} {point.title}: {outcome_label(result)}")
             now.begin("")

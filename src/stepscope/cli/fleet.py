@@ -69,13 +69,13 @@ def status(
 
     from stepscope.experiments.fleet import devices as fleet_up
     from stepscope.experiments.fleet.hosts import require_libraries, scheduler_address
-    from stepscope.report.suite_tables import fleet_status_table
+    from stepscope.report.suite_report import fleet_status_table
 
     require_libraries()
-    found = scheduler_address(where, tls)
-    states = fleet_up.query_device_states(found)
-    seen = {state.device.name for state in states}
-    missing = [host for host in (found.hosts.hosts if found.hosts else ()) if host.name not in seen]
+    scheduler = scheduler_address(where, tls)
+    states = fleet_up.query_device_states(scheduler)
+    device_names = {state.device.name for state in states}
+    missing = [host for host in (scheduler.hosts.hosts if scheduler.hosts else ()) if host.name not in device_names]
     if as_json:
         absent = [dict(_NO_FACTS, name=host.name, board=host.board, state="not there") for host in missing]
         print_json([*map(_device_json, states), *absent])
@@ -94,13 +94,13 @@ def down(hosts: _Hosts, as_json: AsJson = False) -> None:
 
     read = read_hosts(hosts)
     states = fleet_up.down(read, _print_nothing if as_json else _print_down)
-    left = [state for state in states if state.refused is not None]
+    unreached = [state for state in states if state.refused is not None]
     if as_json:
         print_json([_host_json(state) for state in states])
-    if left:
+    if unreached:
         raise FleetError(
-            f"{len(left)} hosts were not reached: {', '.join(state.host.name for state in left)}",
-            "their workers wait for a scheduler: repeat the command when they can be reached",
+            f"no worker was ended on {len(unreached)} hosts: {', '.join(state.host.name for state in unreached)}",
+            "what runs there waits for its scheduler: repeat the command once that is put right",
         )
 
 
@@ -141,12 +141,12 @@ _NO_FACTS = dict.fromkeys(
 
 def _device_json(state: DeviceState) -> dict[str, Any]:
     """A device, whether it is free, at work or not used, its versions, and how far its clock is ahead of ours."""
-    known = dict(_NO_FACTS, name=state.device.name, board=state.device.board, refused=state.refused)
+    facts = dict(_NO_FACTS, name=state.device.name, board=state.device.board, refused=state.refused)
     if state.met is None:
-        return {**known, "state": "at work" if state.refused is None else "not used"}
+        return {**facts, "state": "at work" if state.refused is None else "not used"}
     versions = state.met.about["versions"]
     clock = {"clock_offset_s": state.met.offset_s, "clock_within_s": state.met.within_s}
-    return {**known, "state": "free", "stepscope": versions["stepscope"], "torch": versions.get("torch"), **clock}
+    return {**facts, "state": "free", "stepscope": versions["stepscope"], "torch": versions.get("torch"), **clock}
 
 
 def _print_up(state: HostState) -> None:

@@ -61,10 +61,12 @@ def _print_summary(request: ImportRequest, path: Path, as_json: bool) -> None:
 def _warn(stated: dict[str, Any]) -> None:
     """Say on one line what of the logs was not read, and what was moved."""
     skipped, back = stated.get("lines_not_read", 0), stated.get("clock_steps_back", 0)
-    said = [f"{plural(skipped, 'line')} could not be read"] if skipped else []
-    said += [f"the clock went back {plural(back, 'time')}, and readings are in order of their stamps"] if back else []
-    if said:
-        typer.echo(f"warning: {'; '.join(said)}", err=True)
+    sentences = [f"{plural(skipped, 'line')} could not be read"] if skipped else []
+    sentences += (
+        [f"the clock went back {plural(back, 'time')}, and readings are in order of their stamps"] if back else []
+    )
+    if sentences:
+        typer.echo(f"warning: {'; '.join(sentences)}", err=True)
 
 
 def _zone(text: str | None) -> timezone | None:
@@ -79,6 +81,11 @@ def _zone(text: str | None) -> timezone | None:
 
 def _date(text: str | None) -> datetime | None:
     try:
-        return None if text is None else datetime.fromisoformat(text)
+        stamp = None if text is None else datetime.fromisoformat(text)
     except ValueError as error:
         raise UsageError(f"--started {text}: {error}", "for example 2026-01-31T12:00:00") from error
+    from stepscope.record.log_times import is_plausible_stamp
+
+    if stamp is not None and not is_plausible_stamp(stamp):
+        raise UsageError(f"--started {text}: no log began in the year {stamp.year}", "for example 2026-01-31T12:00:00")
+    return stamp

@@ -23,19 +23,17 @@ from stepscope import __version__
 from stepscope.errors import OutputNotWritable, UnknownName, UsageError
 from stepscope.importers import sensor_logs
 from stepscope.importers.chrome_events import read_events
-from stepscope.importers.sensor_logs import Clock, LogKind, SensorLog, duplicate_sensors, log_text, write_logs
+from stepscope.importers.sensor_logs import Clock, LogKind, SensorLog, duplicate_sensors, write_logs
 from stepscope.importers.torch_profiler import Lack, ProfilerFile, accelerators, read_profiler_file, write_profiler_file
+from stepscope.record.meter_csv import decode_log, read_log_text
 from stepscope.runfolder import MODEL, OPS, PHASES, RunWriter, part_of
 from stepscope.runfolder.pack import pack
 
 __all__ = ["Options", "import_file"]
 
 
-# One file of another tool, and the logs beside it, as one run folder.
-#
 # A Chrome export of this program is a run again: steps, ops, layers, setting and device as the run had them. What was
-# sampled is in such a file as it is drawn and not as it was read, so it is not taken back: the folder of the run has
-# it.
+# sampled is in it as it is drawn and not as it was read, so it is not taken back: the folder of the run has it.
 
 OWN = "stepscope-chrome"
 MARK = b'"otherData":{"stepscope":'
@@ -66,24 +64,27 @@ class _FileContent:
         if event.get("ph") == "M" and "device" in args:
             self.threads[int(event["tid"])] = (str(args["device"]), int(args["thread"]))
         elif event.get("ph") == "X" and args.get("of") == "step":
-            t0, t1 = _times(event)
+            t0, t1 = _begin_and_end_ns(event)
             loss, samples = args["loss"], args["samples"]
             loss = float(loss) if loss is not None and math.isfinite(loss) else None
             row = (int(args["step"]), t0, t1, None if samples is None else int(samples), loss)
             self.steps.append((*row, bool(args["recorded"])))
         elif event.get("ph") == "X" and "self_ns" in args:
-            self._op(event, args)
+            self._append_op(event, args)
 
-    def _op(self, event: dict[str, Any], args: dict[str, Any]) -> None:
-        t0, t1 = _times(event)
+    def _append_op(self, event: dict[str, Any], args: dict[str, Any]) -> None:
+        t0, t1 = _begin_and_end_ns(event)
         module = args["module"]
-        texts = (self._number(args.get("op", event["name"])), _NONE if module is None else self._number(module))
+        texts = (
+            self._text_number(args.get("op", event["name"])),
+            _NONE if module is None else self._text_number(module),
+        )
         whole = [_NONE if args[name] is None else int(args[name]) for name in _WHOLE]
-        row = (*texts, self._number(event["cat"]), int(event["tid"]), t0, t1, *whole)
+        row = (*texts, self._text_number(event["cat"]), int(event["tid"]), t0, t1, *whole)
         for column, value in zip(self.columns.values(), row, strict=True):
             column.append(value)
 
-    def _number(self, text: object) -> int:
+    def _text_number(self, text: object) -> int:
         return self.names.setdefault(str(text), len(self.names))
 
 
@@ -102,16 +103,16 @@ class StepscopeExport:
 
 def read_stepscope_export(path: Path, most_bytes: int) -> StepscopeExport:
     """Read a file; raises UsageError where it is not as this program writes it."""
-    taken = _FileContent()
+    content = _FileContent()
     try:
-        facts = read_events(path, taken.add_event, most_bytes)
+        facts = read_events(path, content.add_event, most_bytes)
         about = facts["otherData"]
         zero_ns = int(about["zero_ns"])
         steps = sorted((step, t0 + zero_ns, t1 + zero_ns, samples, loss, recorded)
-                       for step, t0, t1, samples, loss, recorded in taken.steps)  # fmt: skip
+                       for step, t0, t1, samples, loss, recorded in content.steps)  # fmt: skip
         modules = [{name: row.get(name) for name in MODEL} for row in about["modules"]]
         meta, device = dict(about["meta"]), dict(about["device"])
-        ops = _ops(taken, zero_ns)
+        ops = _ops_frame(content, zero_ns)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, pl.exceptions.PolarsError) as error:
         raise UsageError(
             f"'{path}' is an export of Stepscope that was changed since: {error!r}",
@@ -130,14 +131,14 @@ def write_stepscope_export(writer: RunWriter, file: StepscopeExport) -> None:
         writer.write_ops(part_of(file.ops, "ops"))
 
 
-def _ops(taken: _FileContent, zero_ns: int) -> pl.DataFrame:
+def _ops_frame(content: _FileContent, zero_ns: int) -> pl.DataFrame:
     """The ops in the order of step and row, which `parent` counts; ValueError for what no run has."""
-    texts, places = pl.Series(list(taken.names), dtype=pl.String), taken.threads
-    found = pl.DataFrame({name: pl.Series(column, dtype=pl.Int64) for name, column in taken.columns.items()})
+    texts, places = pl.Series(list(content.names), dtype=pl.String), content.threads
+    columns = pl.DataFrame({name: pl.Series(column, dtype=pl.Int64) for name, column in content.columns.items()})
     device = {tid: place[0] for tid, place in places.items()}
     thread = {tid: place[1] for tid, place in places.items()}
-    frame = found.sort("step", "row").with_columns(
-        *(pl.Series(name, texts.gather(found.sort("step", "row")[name].replace(_NONE, None)))
+    frame = columns.sort("step", "row").with_columns(
+        *(pl.Series(name, texts.gather(columns.sort("step", "row")[name].replace(_NONE, None)))
           for name in ("name", "module", "phase")),
         *(pl.when(pl.col(name) != _NONE).then(name).alias(name) for name in ("parent", "flops", "bytes")),
         (pl.col("t0_ns") + zero_ns).alias("t0_ns"),
@@ -151,7 +152,7 @@ def _ops(taken: _FileContent, zero_ns: int) -> pl.DataFrame:
     return frame.select(pl.col(name).cast(dtype) for name, dtype in OPS.items())
 
 
-def _times(event: dict[str, Any]) -> tuple[int, int]:
+def _begin_and_end_ns(event: dict[str, Any]) -> tuple[int, int]:
     """Begin and end, ns; the file has us with three decimals."""
     t0 = round(float(event["ts"]) * 1000)
     t1 = t0 + round(float(event["dur"]) * 1000)
@@ -192,18 +193,18 @@ def import_file(
     OutputNotWritable where there is no space. Nothing is left of a run that could not be imported.
     """
     options, source = options or Options(), Path(path)
-    kind = _kind(source, options.kind, options.clock.columns)
+    kind = _detect_kind(source, options.kind, options.clock.columns)
     if kind == OWN:
         return _import_stepscope_export(source, beside, out, options)
     file = read_profiler_file(source, options.batch_size, options.most_bytes) if kind == TORCH else None
-    logs = [] if kind == TORCH else _logs(source, kind, options.clock)
+    logs = [] if kind == TORCH else _read_logs(source, kind, options.clock)
     for log in map(Path, beside):
-        logs += _logs(log, _kind(log, None, options.clock.columns), options.clock)
+        logs += _read_logs(log, _detect_kind(log, None, options.clock.columns), options.clock)
     if duplicate_sensors(logs):
         raise UsageError(f"two logs of {', '.join(duplicate_sensors(logs))} were given", "join them into one file")
     if file is not None:
-        _refuse_another_time(file, logs)
-    origin_ns = file.origin_ns if file is not None else _origin(logs)
+        _refuse_no_overlap(file, logs)
+    origin_ns = file.origin_ns if file is not None else _origin_unix_ns(logs)
     writer = RunWriter.create(out, options.name or source.name.partition(".")[0], unix_s=origin_ns / 1e9)
     with _remove_on_failure(writer, out):
         return _write_run(writer, source, kind, file, logs, origin_ns, options)
@@ -224,14 +225,14 @@ def _import_stepscope_export(source: Path, beside: Sequence[str | Path], out: st
     with _remove_on_failure(writer, out):
         write_stepscope_export(writer, file)
         lacks = [*LACKS, *([CUT_OFF] if file.cut_off else [])]
-        write_logs(writer.path, [], [_missing(*lack) for lack in lacks], 0)
+        write_logs(writer.path, [], [_missing_sensor_row(*lack) for lack in lacks], 0)
         writer.write_device({**file.device, "board": {"name": options.board}} if options.board else file.device)
         stated = [{"what": what, "why": why, "remedy": remedy} for what, why, remedy in lacks]
         writer.update(
             **{**file.meta, "pid": None, "workload": workload, **warmup},
             recorder={"mode": "imported", "steps_from": "the run that was exported", "rows": len(file.ops)},
             versions={"stepscope": __version__, "polars": pl.__version__},
-            imported={"kind": OWN, "file": source.name, **_content(source), "run": file.run, "lacks": stated},
+            imported={"kind": OWN, "file": source.name, **_size_and_hash(source), "run": file.run, "lacks": stated},
         )
         writer.close("ok")
         pack(writer.path)
@@ -252,13 +253,13 @@ def _write_run(
     if not options.board:
         lacks.append(("device", "the file does not say what it was recorded on", "--board"))
     notes = [note for log in logs for note in log.notes]
-    write_logs(writer.path, logs, [_missing(*lack) for lack in lacks], origin_ns)
+    write_logs(writer.path, logs, [_missing_sensor_row(*lack) for lack in lacks], origin_ns)
     writer.write_device({"board": {"name": options.board}, "accelerators": accelerators(file.facts) if file else []})
     writer.update(
         pid=None,
         workload={"name": options.name or source.name.partition(".")[0], "batch_size": options.batch_size},
         clock={"monotonic_ns": 0, "unix_ns": origin_ns, "boottime_ns": None},
-        warmup_steps=_warmup(file, options.warmup),
+        warmup_steps=_warmup_steps(file, options.warmup),
         recorder={"mode": "imported", "steps_from": file.steps.source if file else None, "rows": rows},
         versions={"stepscope": __version__, "polars": pl.__version__},
         imported=_origin_facts(source, kind, file, logs, lacks),
@@ -274,7 +275,7 @@ def _origin_facts(
     source: Path, kind: str, file: ProfilerFile | None, logs: list[SensorLog], lacks: list[Lack]
 ) -> dict[str, Any]:
     """Return the origin of this run, for run.json."""
-    stated: dict[str, Any] = {"kind": kind, "file": source.name, **_content(source)}
+    stated: dict[str, Any] = {"kind": kind, "file": source.name, **_size_and_hash(source)}
     stated |= {"sensors": [log.sensor for log in logs], "lines_not_read": sum(log.skipped for log in logs)}
     stated |= {"clock_steps_back": sum(log.moved for log in logs)}
     stated["lacks"] = [{"what": what, "why": why, "remedy": remedy} for what, why, remedy in lacks]
@@ -286,7 +287,7 @@ def _origin_facts(
     return stated
 
 
-def _content(source: Path) -> dict[str, Any]:
+def _size_and_hash(source: Path) -> dict[str, Any]:
     digest = hashlib.sha256()
     with source.open("rb") as file:
         while piece := file.read(1 << 22):
@@ -294,32 +295,32 @@ def _content(source: Path) -> dict[str, Any]:
     return {"bytes": source.stat().st_size, "sha256": digest.hexdigest()}
 
 
-def _warmup(file: ProfilerFile | None, given: int | None) -> int:
+def _warmup_steps(file: ProfilerFile | None, requested: int | None) -> int:
     """Steps at the begin that do not count; those that the profiler itself has excluded are warm already."""
-    if given is not None or file is None:
-        return given or 0
-    left = max(WARMUP_STEPS - (file.steps.first or 0), 0)
-    return left if len(file.steps.spans) >= left + FEW else 0
+    if requested is not None or file is None:
+        return requested or 0
+    remaining = max(WARMUP_STEPS - (file.steps.first or 0), 0)
+    return remaining if len(file.steps.spans) >= remaining + FEW else 0
 
 
-def _kind(path: Path, given: str | None, columns: tuple[str | None, str | None]) -> str:
+def _detect_kind(path: Path, requested: str | None, columns: tuple[str | None, str | None]) -> str:
     """The kind of a file by its beginning, or the one that was asked for."""
-    if given is not None and given not in NAMES:
-        raise UnknownName("kind of file", given, NAMES)
+    if requested is not None and requested not in NAMES:
+        raise UnknownName("kind of file", requested, NAMES)
     try:
         with path.open("rb") as file:
             begin = file.read(_PEEK)
     except OSError as error:
         raise UsageError(f"cannot read '{path}': {error.strerror or error}", "check the path") from error
-    if given is not None:
-        return given
+    if requested is not None:
+        return requested
     if MARK in begin[:_HEAD]:
         return OWN
     if begin[:2] == b"\x1f\x8b" or begin.lstrip()[:1] in (b"{", b"["):
         return TORCH
     if not begin.strip():
         raise UsageError(f"'{path}' is empty", "give the log once something has been written to it")
-    lines = sensor_logs.decoded(begin).splitlines()
+    lines = decode_log(begin).splitlines()
     for kind in sensor_logs.KINDS:
         if kind.fits(lines):
             return kind.name
@@ -328,30 +329,30 @@ def _kind(path: Path, given: str | None, columns: tuple[str | None, str | None])
     raise UsageError(f"'{path}' has an unknown format", f"known: {', '.join(NAMES)}; set it with --kind")
 
 
-def _logs(path: Path, kind: str, clock: Clock) -> list[SensorLog]:
+def _read_logs(path: Path, kind: str, clock: Clock) -> list[SensorLog]:
     if kind in (TORCH, OWN):
         raise UsageError(f"'{path}' is no log of a sensor", "give the torch.profiler file first, and logs by --with")
-    found: LogKind = next(log_kind for log_kind in sensor_logs.KINDS if log_kind.name == kind)
+    reader: LogKind = next(log_kind for log_kind in sensor_logs.KINDS if log_kind.name == kind)
     try:
-        logs = found.read(log_text(path), path.name, clock)
+        logs = reader.read(read_log_text(path), path.name, clock)
     except ValueError as error:
         raise UsageError(f"'{path}': {error}", f"is it a log of {kind}? known: {', '.join(NAMES)}") from error
-    return [_shifted(log, clock.shift_ns) for log in logs]
+    return [_shift_times(log, clock.shift_ns) for log in logs]
 
 
-def _shifted(log: SensorLog, shift_ns: int) -> SensorLog:
+def _shift_times(log: SensorLog, shift_ns: int) -> SensorLog:
     if not shift_ns:
         return log
     note = f"{log.sensor}: all times were shifted by {shift_ns / 1e9:g} s, as asked"
     return replace(log, t0_ns=log.t0_ns + shift_ns, t1_ns=log.t1_ns + shift_ns, notes=(*log.notes, note))
 
 
-def _origin(logs: list[SensorLog]) -> int:
+def _origin_unix_ns(logs: list[SensorLog]) -> int:
     """A whole second before the first reading: one of 0 W that begins and ends at 0 would be a row of zeros."""
     return int(min(min(log.t0_ns.min(), log.t1_ns.min() - 1) for log in logs)) // 1_000_000_000 * 1_000_000_000
 
 
-def _refuse_another_time(file: ProfilerFile, logs: list[SensorLog]) -> None:
+def _refuse_no_overlap(file: ProfilerFile, logs: list[SensorLog]) -> None:
     if logs and not file.has_wall_clock:
         text = "the times of this torch.profiler file do not count from 1970, so no log can be combined with it"
         raise UsageError(text, "import them separately, or export the file with torch 2.3 or later")
@@ -361,18 +362,18 @@ def _refuse_another_time(file: ProfilerFile, logs: list[SensorLog]) -> None:
     for log in logs:
         first, last = int(log.t0_ns.min()), int(log.t1_ns.max())
         if last < begin or first > end:
-            text = f"the {log.sensor} log does not overlap the trace: {_span(first, last)}, and the ops at "
+            text = f"the {log.sensor} log does not overlap the trace: {_span_text(first, last)}, and the ops at "
             shift = f"of a log that began with the training: --shift {round((begin - first) / 1e9)}"
             hint = f"give the zone of stamps that state none (--utc-offset +02:00); {shift}"
-            raise UsageError(f"{text}{_span(begin, end)} (UTC)", hint)
+            raise UsageError(f"{text}{_span_text(begin, end)} (UTC)", hint)
 
 
-def _span(t0_ns: int, t1_ns: int) -> str:
+def _span_text(t0_ns: int, t1_ns: int) -> str:
     begin, end = (np.datetime64(t // 1_000_000_000, "s") for t in (t0_ns, t1_ns))
     return f"{begin} to {end}"
 
 
-def _missing(what: str, why: str, remedy: str | None) -> dict[str, Any]:
+def _missing_sensor_row(what: str, why: str, remedy: str | None) -> dict[str, Any]:
     return {"sensor": what, "reason": "not in the file", "detail": why, "remedy": remedy}
 
 

@@ -168,10 +168,10 @@ def _is_cut(text: str, error: json.JSONDecodeError) -> bool:
     """Return whether the text ends where more was to come, and is not wrong before: in a string, a word or between
     values.
     """
-    rest = text[error.pos :].rstrip()
-    in_word = len(rest) < len("Infinity") and rest.replace("-", "").isalpha()
-    in_escape = len(rest) < len("u00e9") + 2 and "escape" in error.msg
-    return not rest or rest == "-" or in_word or in_escape or error.msg.startswith("Unterminated")
+    remainder = text[error.pos :].rstrip()
+    in_word = len(remainder) < len("Infinity") and remainder.replace("-", "").isalpha()
+    in_escape = len(remainder) < len("u00e9") + 2 and "escape" in error.msg
+    return not remainder or remainder == "-" or in_word or in_escape or error.msg.startswith("Unterminated")
 
 
 # Releases differ: categories were "Operator" and "Kernel" before torch 1.12; times count from `baseTimeNanoseconds`
@@ -299,15 +299,15 @@ def _nodes(names: Names) -> Flags:
 
 def _forward_threads(forward: Ints, thread: Ints, sequence: Ints, nodes: Flags, name: Ints, names: Names) -> Ints:
     """The thread that each backward node's forward ran on: the one that has made most of its sequence numbers."""
-    found = np.zeros(len(forward), dtype=np.int64)
+    threads = np.zeros(len(forward), dtype=np.int64)
     engine = np.array([text.startswith(AUTOGRAD_NODE) for text in names.ids], dtype=bool)
     makes = (sequence >= 0) & ~nodes & ~engine[name] if len(name) else nodes
     for number in np.unique(forward[nodes]).tolist():
         rows = nodes & (forward == number)
-        made = makes & np.isin(sequence, np.unique(sequence[rows & (sequence >= 0)]))
-        if made.any():
-            found[rows] = int(np.bincount(thread[made]).argmax())
-    return found
+        makers = makes & np.isin(sequence, np.unique(sequence[rows & (sequence >= 0)]))
+        if makers.any():
+            threads[rows] = int(np.bincount(thread[makers]).argmax())
+    return threads
 
 
 def _concrete(args: dict[str, Any]) -> list[Any]:

@@ -20,15 +20,13 @@ import numpy as np
 
 from stepscope.arrays import Ints
 from stepscope.errors import UsageError
-from stepscope.importers import local_times
-from stepscope.record.meter_csv import MeterLog, UnknownUnit, parse_meter_csv
+from stepscope.record.log_times import MOST_TIME_S, UnknownUnit, is_plausible_stamp, stamps_in_unix_s
+from stepscope.record.meter_csv import MeterLog, parse_meter_csv
 from stepscope.record.sensors.contract import Channel, channel_id
 
 _MLLOG, _POWER_KEYS = ":::MLLOG", ("power_reading",)
 _NODE_NAMES = ("node", "node_id", "hostname", "name", "device")  # in the metadata of a line, whose power it is
-_MOST_W = 1e7
-_MOST_S = 9e9  # later than the year 2200: no time
-_DAY_S = 86400.0
+_MOST_W, _DAY_S = 1e7, 86400.0
 
 
 @dataclass(frozen=True)
@@ -63,22 +61,21 @@ def read_mllog(text: str, source: str) -> list[MeterReadings]:
             about = entry.get("metadata") or {}
             node = next((str(about[name]) for name in _NODE_NAMES if about.get(name) is not None), "node")
             watts = float(entry["value"])
-            if not abs(entry["time_ms"]) < _MOST_S * 1e3:
+            watts = watts if abs(watts) <= _MOST_W else math.nan
+            if not abs(entry["time_ms"]) < MOST_TIME_S * 1e3:
                 raise ValueError("a time that is none")
-            by_node.setdefault(node, []).append(
-                (round(entry["time_ms"] * 1e6), watts if _is_plausible_power(watts) else math.nan)
-            )
+            by_node.setdefault(node, []).append((round(entry["time_ms"] * 1e6), watts))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             skipped += 1
     if not by_node:
         raise ValueError("no line with a power_reading")
-    made = []
+    meters = []
     for index, (node, readings) in enumerate(by_node.items()):
         sensor = "mllog" if len(by_node) == 1 else f"mllog-{index}"
         t_ns = np.array([t for t, _ in readings], dtype=np.int64)
-        channel = _channel(sensor, _word(node), source, "power_reading")
-        made.append(MeterReadings(sensor, t_ns, (channel,), ([w for _, w in readings],), skipped if not index else 0))
-    return made
+        channel = _channel(sensor, _name_for_channel(node), source, "power_reading")
+        meters.append(MeterReadings(sensor, t_ns, (channel,), ([w for _, w in readings],), skipped if not index else 0))
+    return meters
 
 
 def is_powersensor(lines: Sequence[str]) -> bool:
@@ -97,26 +94,32 @@ def read_powersensor(text: str, source: str, started_ns: int | None) -> MeterRea
             f"'{source}': the times of a PowerSensor count from its own start",
             "say when that was: --started 2026-01-31T12:00:00.25",
         )
-    rows = [cells for line in lines[1:] if line.startswith("S ") and len(cells := line.split()) == len(head)]
-    values = np.array([row[1:] for row in rows], dtype=np.float64).reshape(len(rows), len(head) - 1)
+    samples = [line.split() for line in lines[1:] if line.startswith("S ")]
+    rows = [row for cells in samples if (row := _powersensor_row(cells, head)) is not None]
     names = [name for name in head if name.startswith("power")]
     if len(rows) < 2 or not names:
         raise ValueError("no lines of samples with power")
-    whole = f"meter:{_word('powersensor3')}"
+    values = np.array(rows, dtype=np.float64)
     channels = tuple(
         _channel("powersensor3", "powersensor3", source, name)
         if name == "power_total"
         else Channel(channel_id(f"rail:{name}", "power"), "powersensor3", "power", "W", "gauge", f"rail:{name}", source,
-                     name, whole)
+                     name, "meter:powersensor3")
         for name in names
     )  # fmt: skip
     at = {name: values[:, index - 1] for index, name in enumerate(head) if index}
-    if not (np.abs(at["time"]) < _MOST_S).all():
-        raise ValueError("a time that is none")
     t_ns = started_ns + np.rint(at["time"] * 1e9).astype(np.int64)
-    marks = sum(line.startswith("M ") for line in lines)
-    skipped = len(lines) - 1 - len(rows) - marks
-    return MeterReadings("powersensor3", t_ns, channels, tuple(at[name].tolist() for name in names), skipped)
+    columns, marks = tuple(at[name].tolist() for name in names), sum(line.startswith("M ") for line in lines)
+    return MeterReadings("powersensor3", t_ns, channels, columns, len(lines) - 1 - len(rows) - marks)
+
+
+def _powersensor_row(cells: Sequence[str], head: Sequence[str]) -> list[float] | None:
+    """The numbers of a line, without its marker; None where it has others than the head, or a time that is none."""
+    try:
+        row = [float(cell) for cell in cells[1:]]
+    except ValueError:
+        return None
+    return row if len(cells) == len(head) and abs(row[head.index("time") - 1]) < MOST_TIME_S else None
 
 
 def is_meter_csv(lines: Sequence[str]) -> bool:
@@ -137,22 +140,22 @@ def read_meter_table(
     Stamps without a zone are of `zone` (None: of this machine). Raises ValueError where it holds no such columns,
     UsageError where its times count from a start that was not given.
     """
-    log = parse_meter_csv(text, *columns, lambda stamps: local_times.unix_s(stamps, zone))
-    name = _word(PurePath(source).stem)
+    log = parse_meter_csv(text, *columns, lambda stamps: stamps_in_unix_s(stamps, zone))
+    name = _name_for_channel(PurePath(source).stem)
     others = ", ".join(f"'{column}'" for column in log.other_columns)
-    left = f"{source}: power is column '{log.power_column}'; {others} not read (--power-column NAME takes another)"
+    note = f"{source}: power is column '{log.power_column}'; {others} not read (--power-column NAME takes another)"
     return MeterReadings(
         f"meter_csv-{name}",
-        _unix_ns(log, source, started_ns, zone),
+        _readings_unix_ns(log, source, started_ns, zone),
         (_channel(f"meter_csv-{name}", name, source, log.power_column),),
         (log.power_w,),
         log.skipped,
-        (left,) if others else (),
+        (note,) if others else (),
     )
 
 
-def _unix_ns(log: MeterLog, source: str, started_ns: int | None, zone: tzinfo | None) -> Ints:
-    if not all(abs(t) < _MOST_S for t in log.t_s):
+def _readings_unix_ns(log: MeterLog, source: str, started_ns: int | None, zone: tzinfo | None) -> Ints:
+    if not all(abs(t) < MOST_TIME_S for t in log.t_s):
         raise ValueError("a time that is none")
     t_ns: Ints = np.array([round(t * 1e6) * 1000 for t in log.t_s], dtype=np.int64)
     if log.clock == "unix":
@@ -176,12 +179,8 @@ def _channel(sensor: str, name: str, source: str, column: str) -> Channel:
     return Channel(channel_id(scope, "power"), sensor, "power", "W", "gauge", scope, source, column, "system")
 
 
-def _word(text: str) -> str:
+def _name_for_channel(text: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in text) or "meter"
-
-
-def _is_plausible_power(watts: float) -> bool:
-    return abs(watts) <= _MOST_W
 
 
 _HEAD = re.compile(r"\s*(?P<name>[a-z][a-z0-9_.]*)\s*(?:\[(?P<unit>[^\]]*)\])?\s*")
@@ -221,7 +220,7 @@ class NvidiaSmiLog:
 
 def is_nvidia_smi_header(line: str) -> bool:
     """Return whether this is the head of such a log."""
-    names = [name for name, _ in _named(line.split(","))]
+    names = [name for name, _ in _names_and_units(line.split(","))]
     return "timestamp" in names and any(name in QUANTITIES for name in names)
 
 
@@ -231,11 +230,11 @@ def parse_nvidia_smi(lines: Iterable[str]) -> NvidiaSmiLog:
     readings: list[NvidiaSmiReading] = []
     columns: dict[str, str] = {}
     skipped = 0
-    for cells in _rows(lines):
+    for cells in _split_rows(lines):
         if is_nvidia_smi_header(",".join(cells)):
-            head = _named(cells)
+            head = _names_and_units(cells)
             columns |= _column_by_quantity(head)
-        elif head and (reading := _reading(head, cells)) is not None:
+        elif head and (reading := _nvidia_smi_reading(head, cells)) is not None:
             readings.append(reading)
         else:
             skipped += bool(cells)
@@ -244,7 +243,7 @@ def parse_nvidia_smi(lines: Iterable[str]) -> NvidiaSmiLog:
     return NvidiaSmiLog(tuple(readings), any(name in _IDENTITY for name, _ in head), columns, skipped)
 
 
-def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
+def _split_rows(lines: Iterable[str]) -> Iterator[list[str]]:
     """The cells of each line by itself: a quote that a damaged line does not close ends with it."""
     for line in lines:
         try:
@@ -253,7 +252,7 @@ def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
             yield [line]
 
 
-def _named(cells: Iterable[str]) -> list[tuple[str, str]]:
+def _names_and_units(cells: Iterable[str]) -> list[tuple[str, str]]:
     matches = [_HEAD.fullmatch(cell) for cell in cells]
     return [(match["name"], match["unit"] or "") if match else ("", "") for match in matches]
 
@@ -261,14 +260,14 @@ def _named(cells: Iterable[str]) -> list[tuple[str, str]]:
 def _column_by_quantity(head: list[tuple[str, str]]) -> dict[str, str]:
     """The first query of each quantity, in the order of preference of `QUANTITIES`."""
     names = [name for name, _ in head]
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for name, (quantity, _) in QUANTITIES.items():
         if name in names:
-            found.setdefault(quantity, name)
-    return found
+            columns.setdefault(quantity, name)
+    return columns
 
 
-def _reading(head: list[tuple[str, str]], cells: list[str]) -> NvidiaSmiReading | None:
+def _nvidia_smi_reading(head: list[tuple[str, str]], cells: list[str]) -> NvidiaSmiReading | None:
     if len(cells) != len(head):
         return None
     by_name = {name: (cell, unit) for (name, unit), cell in zip(head, cells, strict=True)}
@@ -292,9 +291,10 @@ def _nvidia_smi_value(cell: str, unit_of_head: str, otherwise: str) -> float:
 def _nvidia_smi_stamp(cell: str) -> datetime | None:
     for form in _STAMPS:
         try:
-            return datetime.strptime(cell.strip(), form)
+            stamp = datetime.strptime(cell.strip(), form)
         except ValueError:
             continue
+        return stamp if is_plausible_stamp(stamp) else None
     return None
 
 
@@ -329,16 +329,18 @@ class JetsonStatsLog:
 def is_jetson_stats_header(line: str) -> bool:
     """Return whether this is the head of such a log."""
     names = [cell.strip() for cell in line.split(",")]
-    return "time" in names and any(_column(name) is not None for name in names) and _has_jetson_columns(names)
+    return (
+        "time" in names and any(_jetson_stats_column(name) is not None for name in names) and _has_jetson_columns(names)
+    )
 
 
 def parse_jetson_stats(lines: Iterable[str]) -> JetsonStatsLog:
     """The whole log; raises ValueError where it has no header of jetson-stats."""
-    reader = _rows(lines)
+    reader = _split_rows(lines)
     head = [cell.strip() for cell in next(reader, [])]
     if not is_jetson_stats_header(",".join(head)):
         raise ValueError("no header of jetson-stats ('time', 'CPU1', 'GPU', 'Temp ...', 'Power ...')")
-    places = [(place, column) for place, name in enumerate(head) if (column := _column(name)) is not None]
+    places = [(place, column) for place, name in enumerate(head) if (column := _jetson_stats_column(name)) is not None]
     time_at = head.index("time")
     stamps: list[datetime] = []
     rows: list[tuple[float, ...]] = []
@@ -359,7 +361,7 @@ def _has_jetson_columns(names: list[str]) -> bool:
     )
 
 
-def _column(name: str) -> Column | None:
+def _jetson_stats_column(name: str) -> Column | None:
     if (core := _CORE.fullmatch(name)) is not None:
         return Column(name, "utilisation", f"core:{int(core[1]) - 1}", "1", 0.01)
     if (gpu := _GPU.fullmatch(name)) is not None:
@@ -391,6 +393,7 @@ def _jetson_stats_value(cell: str, column: Column) -> float:
 def _jetson_stats_stamp(cell: str) -> datetime | None:
     """ "2026-01-31 12:00:00.123456", as Python writes a datetime."""
     try:
-        return datetime.fromisoformat(cell.strip())
+        stamp = datetime.fromisoformat(cell.strip())
     except ValueError:
         return None
+    return stamp if is_plausible_stamp(stamp) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import math
 import re
 from collections import Counter
@@ -19,7 +18,7 @@ import polars as pl
 from stepscope.arrays import Ints
 from stepscope.errors import UsageError
 from stepscope.files import replace_json
-from stepscope.importers import local_times, log_formats
+from stepscope.importers import log_formats
 from stepscope.importers.log_formats import (
     MeterReadings,
     is_meter_csv,
@@ -29,13 +28,13 @@ from stepscope.importers.log_formats import (
     read_mllog,
     read_powersensor,
 )
+from stepscope.record.log_times import is_plausible_stamp, stamps_in_unix_ns
 from stepscope.record.sensors import apple, tegrastats
 from stepscope.record.sensors.apple import SCOPES, channels_of
 from stepscope.record.sensors.contract import Channel, channel_id
 from stepscope.record.sensors.tegrastats import rail_channels, rail_watts
 from stepscope.runfolder import checksums
 
-MOST_BYTES = 1 << 30
 _STAMPS = {"t0_ns": pl.Int64, "t1_ns": pl.Int64}
 
 
@@ -66,24 +65,7 @@ class SensorLog:
 
 def unix_ns(stamp: datetime, clock: Clock) -> int:
     """A stamp as Unix ns; one without a zone is local time of the clock's zone."""
-    return local_times.unix_ns([stamp], clock.zone)[0]
-
-
-def log_text(path: Path) -> str:
-    """The lines of a log, without a last one that has no end yet; UsageError where it is larger than 1 GiB."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UsageError(f"'{path}' is larger than 1 GiB", "cut the log to the time of the training")
-        text = decoded(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"cannot read '{path}': {error.strerror or error}", "check the path of the log") from error
-    return text.rpartition("\n")[0] or text
-
-
-def decoded(content: bytes) -> str:
-    """The text of a log: UTF-8, or UTF-16 where it says so, as what PowerShell writes."""
-    encoding = "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
-    return content.decode(encoding, errors="replace")
+    return stamps_in_unix_ns([stamp], clock.zone)[0]
 
 
 def sort_by_time(log: SensorLog) -> SensorLog:
@@ -101,19 +83,15 @@ def sort_by_time(log: SensorLog) -> SensorLog:
 
 def write_logs(run: Path, logs: Sequence[SensorLog], missing: Sequence[dict[str, Any]], origin_ns: int) -> None:
     """Write channels.json and samples/ of a run whose clock begins at `origin_ns` (Unix)."""
-    names = [log.sensor for log in logs]
-    for number, log in enumerate(logs):
-        sensor = log.sensor if names.index(log.sensor) == number else f"{log.sensor}-{number}"
-        if sensor != log.sensor:
-            raise UsageError(f"two logs of {log.sensor} were given", "join them into one file")
+    for log in logs:
         frame = pl.DataFrame(
             {"t0_ns": log.t0_ns - origin_ns, "t1_ns": log.t1_ns - origin_ns}, schema_overrides=_STAMPS
         ).with_columns(
             pl.Series(channel.id, column, dtype=pl.Float64).fill_nan(None)
             for channel, column in zip(log.channels, log.columns, strict=True)
         )
-        frame.write_parquet(run / "samples" / f"{sensor}.parquet", compression="zstd")
-        checksums.record_checksums(run, f"samples/{sensor}.parquet")
+        frame.write_parquet(run / "samples" / f"{log.sensor}.parquet", compression="zstd")
+        checksums.record_checksums(run, f"samples/{log.sensor}.parquet")
     channels = [asdict(channel) for log in logs for channel in log.channels]
     periods = [int(np.median(np.diff(log.t0_ns))) for log in logs if len(log.t0_ns) > 1]
     period_ns = min(periods) if periods else None
@@ -143,7 +121,10 @@ def tegrastats_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     read = [line for line in map(tegrastats.parse, _whole_lines(texts)) if line.memory]
     if not read:
         raise UsageError(f"'{source}': no line of tegrastats", "give the output of tegrastats, or --kind")
-    lines = [line for line in read if line.stamp is not None] or read
+    lines = [line for line in read if line.stamp is not None]
+    lines = [line for line in lines if line.stamp is not None and is_plausible_stamp(line.stamp)] if lines else read
+    if not lines:
+        raise UsageError(f"'{source}': no line has a time that can be one", "was the clock of the device set?")
     t0_ns, t1_ns, note = _tegrastats_times([line.stamp for line in lines], source, clock)
     note += f"; {len(read) - len(lines)} lines have no stamp: they are no readings" if len(lines) < len(read) else ""
     channels, columns = _tegrastats_channels(lines, source)
@@ -161,7 +142,7 @@ def _whole_lines(lines: Sequence[str]) -> list[str]:
 
 def _tegrastats_times(stamps: Sequence[datetime | None], source: str, clock: Clock) -> tuple[Ints, Ints, str]:
     if all(stamp is not None for stamp in stamps):
-        whole = local_times.unix_ns([stamp for stamp in stamps if stamp is not None], clock.zone)
+        whole = stamps_in_unix_ns([stamp for stamp in stamps if stamp is not None], clock.zone)
         t0_ns, t1_ns = spread_within_second(whole)
         return t0_ns, t1_ns, f"{source}: {_WHOLE_SECONDS}; {_zone_note(clock)}"
     if clock.started is None or clock.interval_ns is None:
@@ -192,17 +173,17 @@ def _tegrastats_channels(
         for name, place in rail_channels(line.rails).items():
             places.setdefault(name, place)
     watts = [rail_watts(line, places) for line in lines]
-    found: dict[str, tuple[Channel, list[float]]] = {}
+    by_id: dict[str, tuple[Channel, list[float]]] = {}
     for index, name in enumerate(places):
         channel = _channel("tegrastats", "power", f"rail:{name}", "W", source, name.partition("#")[0])
-        found[channel.id] = (channel, [row[index] for row in watts])
+        by_id[channel.id] = (channel, [row[index] for row in watts])
     for row, line in enumerate(lines):
         for quantity, scope, unit, value in _tegrastats_values(line):
             key = channel_id(scope, quantity)
-            if key not in found:
-                found[key] = (_channel("tegrastats", quantity, scope, unit, source), [math.nan] * len(lines))
-            found[key][1][row] = value
-    return [channel for channel, _ in found.values()], [column for _, column in found.values()]
+            if key not in by_id:
+                by_id[key] = (_channel("tegrastats", quantity, scope, unit, source), [math.nan] * len(lines))
+            by_id[key][1][row] = value
+    return [channel for channel, _ in by_id.values()], [column for _, column in by_id.values()]
 
 
 def _tegrastats_values(line: tegrastats.TegrastatsLine) -> list[tuple[str, str, str, float]]:
@@ -225,12 +206,15 @@ def jetson_stats_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     log = log_formats.parse_jetson_stats(text.splitlines())
     if not log.stamps:
         raise UsageError(f"'{source}': no line with a time", "give a CSV of jetson-stats that holds readings")
-    stamps = np.array(local_times.unix_ns(log.stamps, clock.zone), dtype=np.int64)
+    stamps = np.array(stamps_in_unix_ns(log.stamps, clock.zone), dtype=np.int64)
     columns = [[row[place] for row in log.rows] for place in range(len(log.columns))]
     read = [place for place, column in enumerate(columns) if not all(math.isnan(value) for value in column)]
-    made = (log.columns[place] for place in read)
-    channels = [_channel("jetson_stats", c.quantity, c.scope, c.unit, source, _rail(c.quantity, c.name)) for c in made]
-    notes = _notes(source, clock, log.skipped)
+    sources = (log.columns[place] for place in read)
+    channels = [
+        _channel("jetson_stats", c.quantity, c.scope, c.unit, source, _rail_of_power(c.quantity, c.name))
+        for c in sources
+    ]
+    notes = _zone_and_skipped_notes(source, clock, log.skipped)
     values = tuple(columns[place] for place in read)
     return [sort_by_time(SensorLog("jetson_stats", tuple(channels), stamps, stamps, values, notes, log.skipped))]
 
@@ -245,14 +229,16 @@ def nvidia_smi_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     logs = []
     for index, gpu in enumerate(gpus):
         readings = [reading for reading in all_readings if reading.gpu == gpu]
-        stamps = np.array(local_times.unix_ns([r.stamp for r in readings], clock.zone), dtype=np.int64)
+        stamps = np.array(stamps_in_unix_ns([r.stamp for r in readings], clock.zone), dtype=np.int64)
         scope = f"gpu:{gpu if gpu.isdecimal() else index}"
         units = {"power": "W", "temperature": "degC", "memory_used": "B", "frequency": "Hz", "memory_frequency": "Hz"}
         names = [name for name in log.columns if not all(math.isnan(r.values.get(name, math.nan)) for r in readings)]
         sensor = "nvidia_smi" if len(gpus) == 1 else f"nvidia_smi-{index}"
-        channels = [_channel(sensor, name, scope, units.get(name, "1"), source, _rail(name, scope)) for name in names]
+        channels = [
+            _channel(sensor, name, scope, units.get(name, "1"), source, _rail_of_power(name, scope)) for name in names
+        ]
         columns = tuple([reading.values.get(name, math.nan) for reading in readings] for name in names)
-        notes = _notes(source, clock, log.skipped) if index == 0 else ()
+        notes = _zone_and_skipped_notes(source, clock, log.skipped) if index == 0 else ()
         skipped = log.skipped if index == 0 else 0
         logs.append(sort_by_time(SensorLog(sensor, tuple(channels), stamps, stamps, columns, notes, skipped)))
     return logs
@@ -289,17 +275,20 @@ def _index_in_query(stamps: Sequence[datetime], source: str) -> list[int]:
 def powermetrics_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     """Power of the chip's parts, each a mean over its block; ends of blocks are counted up within each stretch."""
     blocks = [block for block in apple.parse(text).blocks if block.elapsed_ns > 0]
+    try:
+        stamps = [datetime.strptime(block.when, _MONTH) for block in blocks]
+    except ValueError as error:
+        raise UsageError(f"'{source}': {error}", "give the text output of powermetrics, not -f plist") from error
+    blocks = [block for block, stamp in zip(blocks, stamps, strict=True) if is_plausible_stamp(stamp)]
     names = [name for name in SCOPES if any(name in block.power_w for block in blocks)]
     if not names:
         raise UsageError(f"'{source}': no power of powermetrics", "run it with --samplers cpu_power (and gpu_power)")
-    try:
-        stamps = [unix_ns(datetime.strptime(block.when, _MONTH), clock) for block in blocks]
-    except ValueError as error:
-        raise UsageError(f"'{source}': {error}", "give the text output of powermetrics, not -f plist") from error
-    elapsed = np.array([block.elapsed_ns for block in blocks], dtype=np.int64)
-    ends, pauses = _block_ends(np.array(stamps, dtype=np.int64), elapsed)
-    kept = [place for place, block in enumerate(blocks) if block.power_w]
-    blocks, elapsed, ends = [blocks[place] for place in kept], elapsed[kept], ends[kept]
+    stamps_ns = [unix_ns(stamp, clock) for stamp in stamps if is_plausible_stamp(stamp)]
+    skipped, elapsed = len(stamps) - len(blocks), np.array([block.elapsed_ns for block in blocks], dtype=np.int64)
+    ends, stretches = _block_ends(np.array(stamps_ns, dtype=np.int64), elapsed)
+    with_power = [place for place, block in enumerate(blocks) if block.power_w]
+    blocks, elapsed, ends = [blocks[place] for place in with_power], elapsed[with_power], ends[with_power]
+    resumed = np.flatnonzero(np.diff(stretches[with_power])) + 1
     window_ns = int(np.median(elapsed))
     channels, columns = [], []
     for name in names:
@@ -308,26 +297,29 @@ def powermetrics_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
         power, energy = channels_of(name, names)
         joules = np.where(np.isnan(watts), math.nan, np.cumsum(np.nan_to_num(watts) * elapsed / 1e9))
         channels += [replace(power, refresh_ns=window_ns, window_ns=window_ns), replace(energy, refresh_ns=window_ns)]
-        columns += [watts.tolist(), joules.tolist()]
+        # A row that reads nothing in each pause: what was used in it is not known, and no part of the counter's growth.
+        columns += [np.insert(values, resumed, math.nan).tolist() for values in (watts, joules)]
+    t_ns = np.insert(ends, resumed, (ends - elapsed)[resumed])
     note = f"{source}: its stamps are whole seconds; times are counted from their median, to half a second"
-    note += f", and anew after each of {pauses} pauses" if pauses else ""
-    return [sort_by_time(SensorLog("powermetrics", tuple(channels), ends, ends, tuple(columns), (note,)))]
+    note += f", and anew after each of {stretches[-1]} pauses" if stretches[-1] else ""
+    return [sort_by_time(SensorLog("powermetrics", tuple(channels), t_ns, t_ns, tuple(columns), (note,), skipped))]
 
 
-def _block_ends(stamps_ns: Ints, elapsed_ns: Ints) -> tuple[Ints, int]:
-    """End of each block, and how many pauses lie between blocks; stamps are whole seconds."""
+def _block_ends(stamps_ns: Ints, elapsed_ns: Ints) -> tuple[Ints, Ints]:
+    """End of each block, and how many pauses lie before it; stamps are whole seconds."""
     since = np.cumsum(elapsed_ns)
     begin = stamps_ns + SECOND_NS // 2 - since  # by each block, to half a second; a pause moves it
     pauses = np.flatnonzero(np.abs(np.diff(begin)) > SECOND_NS * 3 // 2) + 1
     stretches = np.split(begin, pauses)
-    return since + np.concatenate([np.full(len(part), int(np.median(part))) for part in stretches]), len(pauses)
+    ends = since + np.concatenate([np.full(len(part), int(np.median(part))) for part in stretches])
+    return ends, np.repeat(np.arange(len(stretches)), [len(part) for part in stretches])
 
 
 def _started_ns(clock: Clock) -> int | None:
     return None if clock.started is None else unix_ns(clock.started, clock)
 
 
-def _meters(meters: Sequence[MeterReadings], source: str) -> list[SensorLog]:
+def _meter_logs(meters: Sequence[MeterReadings], source: str) -> list[SensorLog]:
     """Meters as logs of sensors, each with its refresh as the readings show it."""
     logs = []
     for meter in meters:
@@ -350,16 +342,16 @@ KINDS = (
         "nvidia-smi", lambda lines: any(log_formats.is_nvidia_smi_header(line) for line in lines[:3]), nvidia_smi_logs
     ),
     LogKind("powermetrics", lambda lines: any(apple.parse_block_head(line) for line in lines), powermetrics_logs),
-    LogKind("mllog", is_mllog, lambda text, source, clock: _meters(read_mllog(text, source), source)),
+    LogKind("mllog", is_mllog, lambda text, source, clock: _meter_logs(read_mllog(text, source), source)),
     LogKind(
         "powersensor3",
         is_powersensor,
-        lambda text, source, clock: _meters([read_powersensor(text, source, _started_ns(clock))], source),
+        lambda text, source, clock: _meter_logs([read_powersensor(text, source, _started_ns(clock))], source),
     ),
     LogKind(
         "meter-csv",
         is_meter_csv,
-        lambda text, source, clock: _meters(
+        lambda text, source, clock: _meter_logs(
             [read_meter_table(text, source, clock.columns, _started_ns(clock), clock.zone)], source
         ),
     ),
@@ -376,11 +368,11 @@ def _channel(sensor: str, quantity: str, scope: str, unit: str, source: str, rai
     return Channel(channel_id(scope, quantity), sensor, quantity, unit, "gauge", scope, source, rail, parent)
 
 
-def _rail(quantity: str, name: str) -> str | None:
+def _rail_of_power(quantity: str, name: str) -> str | None:
     return name if quantity == "power" else None
 
 
-def _notes(source: str, clock: Clock, skipped: int) -> tuple[str, ...]:
+def _zone_and_skipped_notes(source: str, clock: Clock, skipped: int) -> tuple[str, ...]:
     lines = f"; {skipped} lines could not be read" if skipped else ""
     return (f"{source}: {_zone_note(clock)}{lines}",)
 

@@ -138,8 +138,8 @@ def find_steps(events: Events, names: Names, origin_ns: int, samples: int | None
 
 def _mark_rows(events: Events, names: Names, prefix: str) -> Ints:
     """Rows whose name begins so, in order of time."""
-    wanted = np.array([text.startswith(prefix) for text in names.ids], dtype=bool)
-    rows: Ints = np.flatnonzero(wanted[events.name] & (events.gpu < 0)) if len(events.name) else np.zeros(0, np.int64)
+    is_mark = np.array([text.startswith(prefix) for text in names.ids], dtype=bool)
+    rows: Ints = np.flatnonzero(is_mark[events.name] & (events.gpu < 0)) if len(events.name) else np.zeros(0, np.int64)
     ordered: Ints = rows[np.argsort(events.t0[rows], kind="stable")]
     return ordered
 
@@ -204,13 +204,9 @@ def _parents(caught: EventColumns, events: Events) -> dict[int, int | None]:
         number = numbers[int(calls.name[row])]
         place = int(above[row])
         around = None if place == NO_PARENT else numbers[int(calls.name[place])]
-        if number not in parents and around not in (number, *_below(number, parents)):
+        if number not in parents and (around is None or number not in (around, *_module_ancestors(around, parents))):
             parents[number] = around
     return {number: parents.get(number) for number in range(len(caught.modules))}
-
-
-def _below(number: int, parents: dict[int, int | None]) -> list[int]:
-    return [child for child in parents if number in _module_ancestors(child, parents)]
 
 
 def _module_ancestors(number: int, parents: dict[int, int | None]) -> list[int]:
@@ -271,8 +267,8 @@ def _request_times(events: Events) -> Ints:
         return begins
     ops = ops[np.argsort(events.correlation[ops], kind="stable")]
     place = np.minimum(np.searchsorted(events.correlation[ops], events.link[kernels]), len(ops) - 1)
-    found = events.correlation[ops[place]] == events.link[kernels]
-    begins[kernels[found]] = events.t0[ops[place[found]]]
+    matches = events.correlation[ops[place]] == events.link[kernels]
+    begins[kernels[matches]] = events.t0[ops[place[matches]]]
     return begins
 
 

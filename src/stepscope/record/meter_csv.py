@@ -6,25 +6,26 @@ columns. Times: ISO 8601, unix seconds (ms, us, ns), seconds since the start, a 
 
 from __future__ import annotations
 
+import codecs
 import csv
 import math
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
-from itertools import groupby, pairwise
+from datetime import datetime
+from itertools import chain, groupby, pairwise
+from pathlib import Path
 from statistics import median
-from typing import Literal
 
-# Seconds since 1970 UTC, since some start of the meter's own, or h:m:s: since midnight, or since such a start.
-MeterClock = Literal["unix", "own", "h:m:s"]
+from stepscope.errors import UsageError
+from stepscope.record.log_times import TIME_UNITS, MeterClock, UnknownUnit, meter_times, unit_factor
+
 _SEPARATORS = (";", "\t", ",")
 _TIME_NAMES = ("time", "timestamp", "datetime", "date time", "t", "ts", "unix", "elapsed", "seconds", "zeit", "temps")
 _POWER_NAMES = ("power", "active power", "apower", "p", "watt", "watts", "leistung", "puissance", "power avg", "pwr")
 _VOLTAGE_NAMES, _CURRENT_NAMES = ("voltage", "volts", "u", "v", "spannung"), ("current", "amps", "i", "a", "strom")
-_TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
 _UNITS = {"w": 1.0, "mw": 1e-3, "uw": 1e-6, "kw": 1e3, "v": 1.0, "mv": 1e-3, "a": 1.0, "ma": 1e-3, "ua": 1e-6}
 _SPELLED = re.compile(
     r"(kilo|milli|micro|nano|[kmnuµμ])?(?:([swvah]|min)|(sec|second|minute|hour|watt|volt|amp|ampere)s?)"
@@ -32,15 +33,11 @@ _SPELLED = re.compile(
 _POWER_UNITS = ("w", "mw", "uw", "kw")
 _NO_POWER = {"va", "kva", "var", "kvar", "wh", "mwh", "kwh", "j", "kj", "hp", "megawatt", "megawatts"}
 _OTHERS = _NO_POWER | {"%", "dbm", "ps", "d", "day", "days"}
-_UNIX = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3), (1e8, 1.0))  # from such a number on, and its unit in s
 _HEAD = re.compile(r"(?P<name>[^(\[]*?)[\s_]*(?:[(\[]\s*(?P<unit>[^)\]]*)\s*[)\]])?")
 _MEGA = re.compile(r"(?<![A-Za-z])MW(?![A-Za-z])")  # refused: no training takes it, and mW would be a guess
-_DAY_S, _HOUR_S, _LONGEST_STEP_S = 86400.0, 3600.0, 120.0  # the step: between readings where a clock repeats an hour
 _MOST_W = 1e6
-
-
-class UnknownUnit(ValueError):
-    """A column is in a unit that is not known; the message names both."""
+_MOST_DC_V = 60.0  # beyond it volts are those of a mains socket, whose product with amperes is no power
+_LARGEST_LOG = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -65,6 +62,24 @@ class _Columns:
     factor: float
     name: str
     others: tuple[str, ...] = ()
+    volts: float | None = None  # the factor of the voltage to V, where power is a product
+
+
+def read_log_text(path: Path) -> str:
+    """The lines of a log, without a last one that has no end yet; UsageError where it is larger than 1 GiB."""
+    try:
+        if path.stat().st_size > _LARGEST_LOG:
+            raise UsageError(f"'{path}' is larger than 1 GiB", "cut the log to the time of the training")
+        text = decode_log(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read '{path}': {error.strerror or error}", "check the path of the log") from error
+    return text.rpartition("\n")[0] or text
+
+
+def decode_log(content: bytes) -> str:
+    """The text of a log: UTF-8, or UTF-16 where it says so, as what PowerShell writes."""
+    encoding = "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+    return content.decode(encoding, errors="replace")
 
 
 def parse_meter_csv(
@@ -79,19 +94,30 @@ def parse_meter_csv(
     local: Unix seconds of dated stamps; with it, readings that go back in time are kept in the order of the file.
     """
     lines = [line for line in text.lstrip("\ufeff").splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    separator = _separator(lines)
-    rows = [_cells(line, separator) for line in lines]
-    width = Counter(len(row) for row in rows if len(row) > 1).most_common(1)
-    if not width:
+    separator = _detect_separator(lines)
+    widths = Counter(len(_split_cells(line, separator)) for line in lines)
+    del widths[0], widths[1]
+    if not widths:
         raise ValueError("no line has two columns; expected a time and a power, separated by comma, semicolon or tab")
-    rows = [row for row in rows if len(row) == width[0][0]]
-    head = None if any(_number(cell, comma) is not None for cell in rows[0] for comma in (False, True)) else rows[0]
-    columns = _columns(_renamed(head, time_column, power_column), width[0][0])
-    return _log(rows if head is None else rows[1:], columns, len(lines) - len(rows), local)
+    ((width, count),) = widths.most_common(1)
+    rows = (
+        row for line in lines if len(row := _split_cells(line, separator)) == width
+    )  # of which two cells each are kept
+    first = next(rows)
+    head = None if any(_parse_number(cell, comma) is not None for cell in first for comma in (False, True)) else first
+    columns = _detect_columns(_rename_chosen_columns(head, time_column, power_column), width)
+    texts: list[list[str]] = [[] for _ in (columns.time, *columns.power)]
+    for row in rows if head is not None else chain([first], rows):
+        texts[0].append(" ".join(row[place] for place in columns.time))
+        for column, place in zip(texts[1:], columns.power, strict=True):
+            column.append(row[place])
+    return _log_of_columns(texts, columns, len(lines) - count, local)
 
 
-def _cells(line: str, separator: str) -> list[str]:
+def _split_cells(line: str, separator: str) -> list[str]:
     """The cells of a line by itself: a quote that a damaged line does not close ends with it."""
+    if '"' not in line:
+        return [cell.strip() for cell in line.replace("\0", "").split(separator)]
     try:
         row = next(csv.reader([line.replace("\0", "")], delimiter=separator, skipinitialspace=True), [])
     except csv.Error:
@@ -99,23 +125,22 @@ def _cells(line: str, separator: str) -> list[str]:
     return [cell.strip().strip('"').strip() for cell in row]
 
 
-def _log(
-    rows: Sequence[Sequence[str]],
+def _log_of_columns(
+    texts: Sequence[Sequence[str]],
     columns: _Columns,
     skipped: int,
     local: Callable[[Sequence[datetime]], Sequence[float]] | None,
 ) -> MeterLog:
-    texts = [
-        [" ".join(row[place] for place in columns.time) for row in rows],
-        *([row[place] for row in rows] for place in columns.power),
-    ]
-    numbers = _numbers(texts)
-    times = _times(texts[0], numbers[0], columns.time_unit, local)
+    """The readings of a column of times and one or two of power."""
+    numbers = _parse_numbers(texts)
+    if columns.volts is not None:
+        _refuse_mains_voltage(columns, numbers[1])
+    times = meter_times(texts[0], numbers[0], columns.time_unit, local)
     dated = [(place, t_s) for place, t_s in enumerate(times[0]) if t_s is not None]
     dated = _longest_in_order(dated) if local is None else dated
-    skipped += len(rows) - len(dated)
+    skipped += len(texts[0]) - len(dated)
     seconds = [t_s for _, t_s in dated]
-    watts = [_watts([column[place] for column in numbers[1:]], columns.factor) for place, _ in dated]
+    watts = [_product_in_watts([column[place] for column in numbers[1:]], columns.factor) for place, _ in dated]
     if sum(value == value for value in watts) < 2:
         example = _unread_example(texts, numbers, times[0])
         raise ValueError(f"fewer than two readings with a time and a number in column '{columns.name}'{example}")
@@ -123,8 +148,18 @@ def _log(
     return MeterLog(stamps, tuple(watts), times[1], columns.name, skipped, columns.others)
 
 
+def _refuse_mains_voltage(columns: _Columns, voltages: Sequence[float | None]) -> None:
+    volts = [abs(value) * (columns.volts or 1.0) for value in voltages if value is not None]
+    if volts and median(volts) > _MOST_DC_V:
+        raise UnknownUnit(
+            f"{columns.name} at {median(volts):g} V are volt-amperes of the mains, not watts: log the meter's power"
+        )
+
+
 def _longest_in_order(stamps: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """The most stamps that never go back: one that is far ahead costs itself alone, and none that stands behind it."""
+    if all(earlier[1] <= later[1] for earlier, later in pairwise(stamps)):  # of most logs
+        return list(stamps)
     # From the end: `ends` are the places where series of 1, 2, 3 and so on begin, of each length that with the latest.
     keys: list[float] = []
     ends: list[int] = []
@@ -133,10 +168,10 @@ def _longest_in_order(stamps: Sequence[tuple[int, float]]) -> list[tuple[int, fl
         length = bisect_right(keys, -stamps[place][1])
         follows[place] = ends[length - 1] if length else None
         keys[length : length + 1], ends[length : length + 1] = [-stamps[place][1]], [place]
-    kept = ends[-1:]
-    while kept and (behind := follows[kept[-1]]) is not None:
-        kept.append(behind)
-    return [stamps[place] for place in kept]
+    places = ends[-1:]
+    while places and (behind := follows[places[-1]]) is not None:
+        places.append(behind)
+    return [stamps[place] for place in places]
 
 
 def _unread_example(
@@ -164,14 +199,14 @@ def _spread_equal_stamps(t_s: Sequence[float]) -> list[float]:
     ]
 
 
-def _watts(values: Sequence[float | None], factor: float) -> float:
+def _product_in_watts(values: Sequence[float | None], factor: float) -> float:
     product = factor
     for value in values:
         product *= math.nan if value is None else value
     return product if abs(product) <= _MOST_W else math.nan
 
 
-def _separator(lines: Sequence[str]) -> str:
+def _detect_separator(lines: Sequence[str]) -> str:
     """The first of the separators that most lines have."""
     for separator in _SEPARATORS:
         if sum(separator in line for line in lines) > len(lines) / 2:
@@ -187,19 +222,19 @@ def _number_pattern(thousands: str, decimal: str) -> re.Pattern[str]:
 _POINT, _COMMA = _number_pattern(",", r"\."), _number_pattern(r"\.", ",")  # 1,234.5 and 1.234,5; 1,234 is either
 
 
-def _number(cell: str, comma: bool) -> float | None:
+def _parse_number(cell: str, comma: bool) -> float | None:
     """A number in the decimal style of its column; None where the cell is none."""
     if not (_COMMA if comma else _POINT).fullmatch(cell):
         return None
     return float(cell.replace(".", "").replace(",", ".") if comma else cell.replace(",", ""))
 
 
-def _numbers(columns: Sequence[Sequence[str]]) -> list[list[float | None]]:
+def _parse_numbers(columns: Sequence[Sequence[str]]) -> list[list[float | None]]:
     """The numbers of each column, in the style that its cells can be written in alone, else in that of the others.
 
     Raises ValueError where a column has both styles, or a comma that can be of either.
     """
-    styles = [_decimal_comma(cells) for cells in columns]
+    styles = [_uses_decimal_comma(cells) for cells in columns]
     of_others = next((style for style in styles if style is not None), None)
     numbers = []
     for cells, own in zip(columns, styles, strict=True):
@@ -207,11 +242,11 @@ def _numbers(columns: Sequence[Sequence[str]]) -> list[list[float | None]]:
         unclear = next((cell for cell in cells if "," in cell and _POINT.fullmatch(cell)), None)
         if comma is None and unclear:
             raise ValueError(f"'{unclear}' can have a decimal comma or a thousands separator: write a decimal point")
-        numbers.append([_number(cell, bool(comma)) for cell in cells])
+        numbers.append([_parse_number(cell, bool(comma)) for cell in cells])
     return numbers
 
 
-def _decimal_comma(cells: Sequence[str]) -> bool | None:
+def _uses_decimal_comma(cells: Sequence[str]) -> bool | None:
     """Return whether numbers are written 1,5 or 1.234,5; None where all can be read either way."""
     point = next((cell for cell in cells if _POINT.fullmatch(cell) and not _COMMA.fullmatch(cell)), None)
     comma = next((cell for cell in cells if _COMMA.fullmatch(cell) and not _POINT.fullmatch(cell)), None)
@@ -220,7 +255,9 @@ def _decimal_comma(cells: Sequence[str]) -> bool | None:
     return None if point is None and comma is None else comma is not None
 
 
-def _renamed(head: Sequence[str] | None, time_column: str | None, power_column: str | None) -> Sequence[str] | None:
+def _rename_chosen_columns(
+    head: Sequence[str] | None, time_column: str | None, power_column: str | None
+) -> Sequence[str] | None:
     """The header with the columns that were named called time and power, with their units, and no other so."""
     stated = {name: as_ for name, as_ in ((time_column, "time"), (power_column, "power")) if name is not None}
     if not stated:
@@ -232,7 +269,7 @@ def _renamed(head: Sequence[str] | None, time_column: str | None, power_column: 
     places = {lower.index(name.lower()): as_ for name, as_ in stated.items()}
     renamed = []
     for index, cell in enumerate(head or ()):
-        name, unit = _named(cell)
+        name, unit = _name_and_unit(cell)
         if index in places:
             renamed.append(f"{places[index]} ({unit})" if unit else places[index])
         else:
@@ -242,63 +279,60 @@ def _renamed(head: Sequence[str] | None, time_column: str | None, power_column: 
     return renamed
 
 
-def _columns(head: Sequence[str] | None, width: int) -> _Columns:
+def _detect_columns(head: Sequence[str] | None, width: int) -> _Columns:
     if head is None:
         if width != 2:
             raise ValueError(f"{width} columns and no header: name them, for example: time,power")
         return _Columns((0,), "", (1,), 1.0, "column 2")
-    named = [_named(cell) for cell in head]
-    time = _find(named, _TIME_NAMES, _TIME_UNITS)
-    date = _find(named, ("date", "datum", "day"), {})
+    named = [_name_and_unit(cell) for cell in head]
+    time = _find_column(named, _TIME_NAMES, TIME_UNITS)
+    date = _find_column(named, ("date", "datum", "day"), {})
     if time is None and date is None:
         raise ValueError(f"no time column among: {', '.join(head)}; name one of them 'time'")
     places = tuple(place for place in (date, time) if place is not None)
     unit = named[places[-1]][1] if date is None else ""
-    power = _find(named, _POWER_NAMES, _POWER_UNITS)
+    power = _find_column(named, _POWER_NAMES, _POWER_UNITS)
     if power is not None:
         others = tuple(cell for place, cell in enumerate(head) if place != power and _is_power(*named[place]))
-        return _Columns(places, unit, (power,), _factor(*named[power], _UNITS), head[power], others)
-    voltage, current = _find(named, _VOLTAGE_NAMES, ("v", "mv")), _find(named, _CURRENT_NAMES, ("a", "ma", "ua"))
+        return _Columns(places, unit, (power,), unit_factor(*named[power], _UNITS), head[power], others)
+    voltage, current = (
+        _find_column(named, _VOLTAGE_NAMES, ("v", "mv")),
+        _find_column(named, _CURRENT_NAMES, ("a", "ma", "ua")),
+    )
     if voltage is None or current is None:
         raise ValueError(f"no power column among: {', '.join(head)}; name one of them 'power' (W)")
-    factor = _factor(*named[voltage], _UNITS) * _factor(*named[current], _UNITS)
-    return _Columns(places, unit, (voltage, current), factor, f"{head[voltage]} x {head[current]}")
+    volts, amperes = unit_factor(*named[voltage], _UNITS), unit_factor(*named[current], _UNITS)
+    name = f"{head[voltage]} x {head[current]}"
+    return _Columns(places, unit, (voltage, current), volts * amperes, name, volts=volts)
 
 
 def _is_power(name: str, unit: str) -> bool:
     return name in _POWER_NAMES or unit in _POWER_UNITS
 
 
-def _factor(column: str, unit: str, known: Mapping[str, float]) -> float:
-    """The factor of a column's unit to SI, 1 where none is stated."""
-    if unit and unit not in known:
-        raise UnknownUnit(f"the unit '{unit}' of the column '{column}' is not known; known are {', '.join(known)}")
-    return known.get(unit, 1.0)
-
-
-def _named(cell: str) -> tuple[str, str]:
+def _name_and_unit(cell: str) -> tuple[str, str]:
     """Name and unit of a column in lower case: "Power (mW)", "power_milliwatts", "P [W]", "mW"."""
     cell = _MEGA.sub("megawatts", cell)
     matched = _HEAD.fullmatch(cell)
     name = (matched["name"] if matched else cell).strip().lower().replace("_", " ")
-    unit = _unit((matched["unit"] if matched else None) or "")
+    unit = _unit_in_brackets((matched["unit"] if matched else None) or "")
     stem, _, last = name.rpartition(" ")
-    symbol = last if last in _NO_POWER else _symbol(last)
+    symbol = last if last in _NO_POWER else _unit_symbol(last)
     if not unit and (
-        symbol in _NO_POWER or symbol in _UNITS or (symbol in _TIME_UNITS and stem not in _POWER_NAMES)
+        symbol in _NO_POWER or symbol in _UNITS or (symbol in TIME_UNITS and stem not in _POWER_NAMES)
     ):  # "power min" is a least
         name, unit = stem or name, symbol
     return name, unit
 
 
-def _unit(bracket: str) -> str:
+def _unit_in_brackets(bracket: str) -> str:
     """The unit that a header has in brackets: "W", "W RMS", "sec."; none in what tells something else, as "avg"."""
     first = next(iter(bracket.lower().split()), "").rstrip(".")
-    symbol = _symbol(first)
-    return symbol if symbol in _UNITS or symbol in _TIME_UNITS or first in _OTHERS or _SPELLED.fullmatch(first) else ""
+    symbol = _unit_symbol(first)
+    return symbol if symbol in _UNITS or symbol in TIME_UNITS or first in _OTHERS or _SPELLED.fullmatch(first) else ""
 
 
-def _symbol(unit: str) -> str:
+def _unit_symbol(unit: str) -> str:
     """A unit as the tables have it: "milliwatts" as "mw", "minutes" as "min", with either letter µ as "u"."""
     spelled = _SPELLED.fullmatch(unit)
     if spelled is None:
@@ -308,91 +342,13 @@ def _symbol(unit: str) -> str:
     return ("u" if prefix in ("micro", "µ", "μ") else prefix[:1]) + symbol
 
 
-def _find(
+def _find_column(
     named: Sequence[tuple[str, str]], names: Sequence[str], units: Sequence[str] | dict[str, float]
 ) -> int | None:
     """The first column of one of these names, else the only one in one of these units."""
-    for wanted in names:
+    for candidate in names:
         for index, (name, _) in enumerate(named):
-            if name == wanted:
+            if name == candidate:
                 return index
     fitting = [index for index, (_, unit) in enumerate(named) if unit in units]
     return fitting[0] if len(fitting) == 1 else None
-
-
-def _times(
-    cells: Sequence[str],
-    numbers: Sequence[float | None],
-    unit: str,
-    local: Callable[[Sequence[datetime]], Sequence[float]] | None,
-) -> tuple[list[float | None], MeterClock]:
-    """Seconds of every cell, None where it is no time, and the clock that they are of."""
-    first = next((number for number in numbers if number is not None), None)
-    if first is not None:
-        scale = next((factor for least, factor in _UNIX if abs(first) >= least), None)
-        if scale is None or (unit in _TIME_UNITS and first * _TIME_UNITS[unit] < 1e10):
-            scale = _factor("time", unit, _TIME_UNITS)
-        clock: MeterClock = "unix" if first * scale >= 1e8 else "own"
-        return [None if number is None else number * scale for number in numbers], clock
-    stamps = [_stamp(cell) for cell in cells]
-    if any(isinstance(stamp, datetime) for stamp in stamps):
-        dated = [stamp for stamp in stamps if isinstance(stamp, datetime)]
-        if local is not None:
-            known = iter(local(dated))
-            return [next(known) if isinstance(stamp, datetime) else None for stamp in stamps], "unix"
-        clock = "unix" if all(stamp.tzinfo is not None for stamp in dated) else "own"
-        seconds = [_seconds(stamp) if isinstance(stamp, datetime) else None for stamp in stamps]
-        return seconds if clock == "unix" else _continue_past_repeated_hour(seconds), clock
-    of_day = _continue_past_midnight([stamp if isinstance(stamp, float) else None for stamp in stamps])
-    return _continue_past_repeated_hour(of_day), "h:m:s"
-
-
-def _seconds(stamp: datetime) -> float:
-    """Seconds since 1970; a stamp without a zone is counted as UTC, on a clock that is then the meter's own."""
-    known = stamp if stamp.tzinfo is not None else stamp.replace(tzinfo=timezone.utc)
-    return (known - datetime(1970, 1, 1, tzinfo=timezone.utc)) / timedelta(seconds=1)
-
-
-def _stamp(cell: str) -> datetime | float | None:
-    """A date and time, or the seconds of a time of day or of an elapsed h:m:s."""
-    day = re.fullmatch(r"(\d{1,3}):(\d{2})(?::(\d{2}(?:[.,]\d{1,9})?))?", cell, re.ASCII)
-    if day is not None:
-        return int(day[1]) * 3600.0 + int(day[2]) * 60.0 + float((day[3] or "0").replace(",", "."))
-    text = re.sub(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})", lambda m: f"{m[3]}-{int(m[2]):02d}-{int(m[1]):02d}", cell)
-    text = re.sub(r"Z$", "+00:00", text.replace("/", "-"))
-    text = re.sub(r"[.,](\d{1,9})", lambda m: f".{m[1][:6]:0<6}", text, count=1)  # Python 3.10 wants six digits
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return None
-
-
-def _continue_past_repeated_hour(seconds: Sequence[float | None]) -> list[float | None]:
-    """Stamps that go back by an hour, since summer time ends, go on; not around some that are an hour wrong."""
-    shift, last, turned = 0.0, math.nan, -math.inf
-    known: list[float | None] = []
-    for value in seconds:
-        if value is not None:
-            step = value + shift - last
-            if 0 <= step + _HOUR_S <= _LONGEST_STEP_S and last - turned > _HOUR_S:
-                shift += _HOUR_S
-            elif shift and 0 <= step - _HOUR_S <= _LONGEST_STEP_S and last - turned <= _HOUR_S:
-                shift -= _HOUR_S
-            if abs(step) > _HOUR_S / 2:
-                turned = value + shift
-            last = value + shift
-        known.append(None if value is None else value + shift)
-    return known
-
-
-def _continue_past_midnight(seconds: Sequence[float | None]) -> list[float | None]:
-    """Times of day that pass midnight go on beyond 24 h."""
-    shift, last = 0.0, -math.inf
-    known: list[float | None] = []
-    for value in seconds:
-        if value is not None:
-            if value + shift < last - _DAY_S / 2:
-                shift += _DAY_S
-            last = value + shift
-        known.append(None if value is None else value + shift)
-    return known

@@ -16,11 +16,9 @@ import polars as pl
 
 from stepscope.errors import OutputNotWritable, RunDamaged, UsageError
 from stepscope.files import atomic_write, replace_json
-from stepscope.record.meter_csv import MeterLog, parse_meter_csv
+from stepscope.record.meter_csv import MeterLog, parse_meter_csv, read_log_text
 from stepscope.record.sensors.contract import Channel, channel_id
 from stepscope.runfolder import RunReader, RunWriter, checksums
-
-_LARGEST_LOG = 1 << 30
 
 
 class Aligned(Protocol):
@@ -52,15 +50,17 @@ def import_csv(run_path: str | Path, csv_path: str | Path, align: Align) -> Chan
         raise UsageError(f"the run {run.id} is still being written", "import the meter's log when it has ended")
     table, log = _read_channels(run.path / "channels.json"), read_meter_csv(source)
     aligned = align(run, log.t_s, log.power_w, log.clock == "unix")
-    channel = _channel(source, log)
+    channel = _meter_channel(source, log)
     t0_ns, t1_ns = aligned.monotonic_ns(log.t_s)
     values = pl.Series(channel.id, log.power_w, dtype=pl.Float64).fill_nan(None)
     frame = pl.DataFrame({"t0_ns": t0_ns, "t1_ns": t1_ns, channel.id: values}, schema_overrides=_STAMPS)
-    others = [row for row in table["channels"] if row["sensor"] != channel.sensor]
+    channels = [*(row for row in table["channels"] if row["sensor"] != channel.sensor), asdict(channel)]
     message = f"{source.name}: {len(log.t_s)} readings of '{log.power_column}', {aligned.words()}"
     message += f"; {log.skipped} rows skipped: no time, or out of order" if log.skipped else ""
+    others = ", ".join(f"'{column}'" for column in log.other_columns)
+    message += f"; {others} not read (stepscope import --power-column NAME takes another)" if others else ""
     try:
-        _write(run.path, frame, channel, {**table, "channels": [*others, asdict(channel)]})
+        _write_channel(run.path, frame, channel, {**table, "channels": channels})
         RunWriter(run.path, run.meta).append_event(
             "meter-imported",
             message,
@@ -77,7 +77,7 @@ def import_csv(run_path: str | Path, csv_path: str | Path, align: Align) -> Chan
     return channel
 
 
-def _write(run: Path, frame: pl.DataFrame, channel: Channel, channels: dict[str, Any]) -> None:
+def _write_channel(run: Path, frame: pl.DataFrame, channel: Channel, channels: dict[str, Any]) -> None:
     samples = run / "samples"
     samples.mkdir(exist_ok=True)
     with atomic_write(samples / f"{channel.sensor}.parquet") as part:
@@ -92,16 +92,12 @@ _STAMPS = {"t0_ns": pl.Int64, "t1_ns": pl.Int64}
 def read_meter_csv(source: Path) -> MeterLog:
     """Read the log of a meter; raises UsageError where it cannot be read."""
     try:
-        if source.stat().st_size > _LARGEST_LOG:
-            raise UsageError(f"'{source}' is larger than 1 GiB", "cut the log to the time of the run")
-        return parse_meter_csv(source.read_text(encoding="utf-8", errors="replace"))
-    except OSError as error:
-        raise UsageError(f"cannot read '{source}': {error.strerror or error}", "check the path of the log") from error
+        return parse_meter_csv(read_log_text(source))
     except ValueError as error:
         raise UsageError(f"'{source}': {error}", "a log needs a time and a power column") from error
 
 
-def _channel(source: Path, log: MeterLog) -> Channel:
+def _meter_channel(source: Path, log: MeterLog) -> Channel:
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in source.name)
     steps = [later - earlier for earlier, later in zip(log.t_s, log.t_s[1:], strict=False) if later > earlier]
     return Channel(

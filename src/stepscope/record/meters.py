@@ -86,11 +86,11 @@ def _word(text: str) -> str:
 
 def _with_distinct_names(meters: Sequence[Meter]) -> list[Meter]:
     """Meters with distinct names: the second of a name is called name-2."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     distinct = []
     for meter in meters:
-        seen[meter.name] += 1
-        name = meter.name if seen[meter.name] == 1 else f"{meter.name}-{seen[meter.name]}"
+        counts[meter.name] += 1
+        name = meter.name if counts[meter.name] == 1 else f"{meter.name}-{counts[meter.name]}"
         distinct.append(Meter(meter.kind, meter.address, name))
     return distinct
 
@@ -132,12 +132,12 @@ class PlugReading:
 
 def parse_address(text: str) -> Address:
     """host, host:port, [IPv6]:port, with http:// or https:// before it or not; raises ValueError for all else."""
-    scheme, found, rest = text.strip().partition("://")
-    if not found:
-        scheme, rest = "http", text.strip()
+    scheme, separator, location = text.strip().partition("://")
+    if not separator:
+        scheme, location = "http", text.strip()
     if scheme.lower() not in _PORTS:
         raise ValueError(f"'{text}': a plug is reached by http or https, not by {scheme}")
-    parts = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:/@?#\s\[\]]+)(?::(\d{1,5}))?/?", rest)
+    parts = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:/@?#\s\[\]]+)(?::(\d{1,5}))?/?", location)
     if parts is None:
         raise ValueError(f"'{text}' is not host or host:port")
     host, port = parts[1].strip("[]"), int(parts[2] or _PORTS[scheme.lower()])

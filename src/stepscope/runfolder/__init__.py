@@ -33,7 +33,8 @@ from stepscope.runfolder.writer import RunWriter
 
 if TYPE_CHECKING:
     from stepscope.runfolder.parts import Part
-    from stepscope.runfolder.reader import MEMORY, MODEL, OPS, SOURCES, STEPS, RunReader, part_of
+    from stepscope.runfolder.reader import RunReader
+    from stepscope.runfolder.tables import MEMORY, MODEL, OPS, SOURCES, STEPS, part_of
 
 __all__ = [
     "AUTOGRAD_NODE",
@@ -61,9 +62,8 @@ __all__ = [
 
 _LAZY = {
     "Part": "stepscope.runfolder.parts",
-    **dict.fromkeys(
-        ("MEMORY", "MODEL", "OPS", "SOURCES", "STEPS", "RunReader", "part_of"), "stepscope.runfolder.reader"
-    ),
+    "RunReader": "stepscope.runfolder.reader",
+    **dict.fromkeys(("MEMORY", "MODEL", "OPS", "SOURCES", "STEPS", "part_of"), "stepscope.runfolder.tables"),
 }
 
 

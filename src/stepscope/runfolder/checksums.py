@@ -23,53 +23,53 @@ EVENTS = "events.jsonl"
 
 def record_checksums(run: Path, *names: str) -> None:
     """Write down the checksums of files that have just been written; those of files that are gone are dropped."""
-    known = read_checksums(run)
-    known.update({name: file_checksum(run / name) for name in names})
-    _write(run, {name: known[name] for name in known if name == EVENTS or (run / name).exists()})
+    stated = read_checksums(run)
+    stated.update({name: file_checksum(run / name) for name in names})
+    _write_checksums(run, {name: stated[name] for name in stated if name == EVENTS or (run / name).exists()})
 
 
 def record_event_count(run: Path) -> None:
     """Write down how many events a run has at least, now that it has ended; more may follow."""
-    known = read_checksums(run)
+    stated = read_checksums(run)
     with contextlib.suppress(FileNotFoundError):
         lines = (run / EVENTS).read_bytes().count(b"\n")
-        if lines > noted_event_count(known):
-            _write(run, {**known, EVENTS: lines})
+        if lines > noted_event_count(stated):
+            _write_checksums(run, {**stated, EVENTS: lines})
 
 
-def noted_event_count(known: dict[str, Any]) -> int:
+def noted_event_count(stated: dict[str, Any]) -> int:
     """Return the number of events that was noted, 0 where none was."""
-    lines = known.get(EVENTS)
+    lines = stated.get(EVENTS)
     return lines if isinstance(lines, int) else 0
 
 
 _DESCRIBES = {"channels.json": ("samples",), "model.json": ("ops", "layers")}  # what the rows in these folders are of
 
 
-def missing_files(run: Path, known: dict[str, Any]) -> list[str]:
+def missing_files(run: Path, stated: dict[str, Any]) -> list[str]:
     """Return which files of those that were noted are gone; samples that were made coarser lie in another one."""
-    gone = [Path(name) for name in known if name != EVENTS and not (run / name).exists()]
+    missing = [Path(name) for name in stated if name != EVENTS and not (run / name).exists()]
     described = [
         f"{file}: {GONE}"
         for file, folders in _DESCRIBES.items()
-        if any(Path(name).parent.name in folders for name in known) and not (run / file).exists()
+        if any(Path(name).parent.name in folders for name in stated) and not (run / file).exists()
     ]
     return described + [
         f"{name.as_posix()}: {GONE}"
-        for name in gone
+        for name in missing
         if name.parent.name in ("ops", "memory", "layers")
         or (name.parent.name == "samples" and not list((run / "samples").glob(f"{glob.escape(name.stem)}*")))
     ]
 
 
-def changed_files(run: Path, known: dict[str, Any]) -> list[str]:
+def changed_files(run: Path, checksums: dict[str, Any]) -> list[str]:
     """Return which packed files hold something else than was noted of them."""
-    there = {name: stated for name, stated in known.items() if isinstance(stated, list) and (run / name).is_file()}
+    there = {name: stated for name, stated in checksums.items() if isinstance(stated, list) and (run / name).is_file()}
     return [name for name, stated in there.items() if file_checksum(run / name) != stated]
 
 
-def _write(run: Path, known: dict[str, Any]) -> None:
-    replace_json(run / CHECKSUMS, {name: known[name] for name in sorted(known)}, whole=True)
+def _write_checksums(run: Path, stated: dict[str, Any]) -> None:
+    replace_json(run / CHECKSUMS, {name: stated[name] for name in sorted(stated)}, whole=True)
 
 
 def read_checksums(run: Path) -> dict[str, Any]:

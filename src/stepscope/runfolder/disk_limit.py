@@ -70,11 +70,11 @@ def _thin(run: Path, room: int, ladder: ThinningLevels, make: Thin, steps: bool)
             return
         coarser = next(grain for grain in ladder.grains if grain > chosen[0].grain)
         for part in chosen:
-            made = _thin_file(run, part, files, coarser, make)
-            if made is None:
+            thinned_part = _thin_file(run, part, files, coarser, make)
+            if thinned_part is None:
                 refused.add(part.name)
             else:
-                yield made
+                yield thinned_part
 
 
 def _packed_files(run: Path, steps: bool) -> list[PartName]:
@@ -119,10 +119,10 @@ def _thin_file(run: Path, part: PartName, files: Sequence[PartName], grain: int,
         return None
     frame = make(part, frame, grain)
     before = [
-        known
-        for known in files
-        if known.stem == part.stem and known.grain == grain and known.last == part.first - 1
-        and part.last - known.first < MOST_MERGED
+        other
+        for other in files
+        if other.stem == part.stem and other.grain == grain and other.last == part.first - 1
+        and part.last - other.first < MOST_MERGED
     ]  # fmt: skip
     earlier = _read(run, before[0]) if before else None
     first = part.first
@@ -169,8 +169,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     work: list[Iterator[Any]] = [pack_closed_parts(run)]
     work += [] if most is None else [thin(run, most)]
     with contextlib.suppress(OSError):  # a disk that refuses: the next part, or the end of the run
-        for made in (made for part in work for made in part):
-            if made.grain and most is not None:
+        for result in (result for part in work for result in part):
+            if result.grain and most is not None:
                 _note_thinning_once(run, most)
             if os.getppid() != starter:
                 return 1

@@ -24,7 +24,8 @@ from stepscope.runfolder.parts import read_part
 from stepscope.runfolder.schema import STEP_ROW, TABLES, channel_names, sample_dtype
 from stepscope.runfolder.writer import RunWriter
 
-AT_ONCE = 64  # windows that are noted together: each note reads and writes what is known of all files
+AT_ONCE = 64  # windows that are noted together at least: each note reads and writes what is known of all files
+_MOST_NOTES = 16  # of a table beyond that: so that the notes of a long run cost no more than its windows
 CHUNK_BYTES = 4_000_000  # of rows that are in memory at a time
 _Rows = np.ndarray[Any, np.dtype[Any]]
 
@@ -54,25 +55,26 @@ def _is_closed(run: Path) -> bool:
 
 def _pack_folder(run: Path) -> Iterator[str]:
     """Pack what lies in one folder; gives the names of the files that stay."""
-    from stepscope.runfolder.reader import frame_of
+    from stepscope.runfolder.tables import frame_of
 
     remove_partial_files(run)
     for table in TABLES:
-        parts = _sorted(run / table, "*.part")
-        for batch in (parts[first : first + AT_ONCE] for first in range(0, len(parts), AT_ONCE)):
-            made: list[Path] = []
+        parts = _sorted_files(run / table, "*.part")
+        at_once = max(AT_ONCE, len(parts) // _MOST_NOTES)
+        for batch in (parts[first : first + at_once] for first in range(0, len(parts), at_once)):
+            packed_parts: list[Path] = []
             for part in batch:
                 packed = f"{table}/{part.stem}.parquet"
                 if (run / packed).exists() and _is_intact(run, packed):
-                    made.append(part)
+                    packed_parts.append(part)
                     continue
-                with _note_unpackable(run, part) as kept:
+                with _note_unpackable(run, part) as unpackable:
                     with atomic_write(part.with_suffix(".parquet"), durable=True) as target:
-                        _write(frame_of(read_part(part, table), table), target)
-                    made.append(part)
-                yield from kept
-            checksums.record_checksums(run, *(f"{table}/{part.stem}.parquet" for part in made))
-            for part in made:
+                        _write_parquet(frame_of(read_part(part, table), table), target)
+                    packed_parts.append(part)
+                yield from unpackable
+            checksums.record_checksums(run, *(f"{table}/{part.stem}.parquet" for part in packed_parts))
+            for part in packed_parts:
                 part.unlink(missing_ok=True)
     clear_superseded(run)
     for rows in row_files(run):
@@ -92,8 +94,8 @@ def pack_closed_parts(run: Path) -> Iterator[PartName]:
 
 def row_files(run: Path) -> list[PartName]:
     """Return the files of steps and samples, as they are now."""
-    found = [*_sorted(run, "steps.*"), *_sorted(run / "samples", "*.*")]
-    parts = [parsed(path.relative_to(run).as_posix()) for path in found]
+    paths = [*_sorted_files(run, "steps.*"), *_sorted_files(run / "samples", "*.*")]
+    parts = [parsed(path.relative_to(run).as_posix()) for path in paths]
     return [part for part in parts if part is not None]
 
 
@@ -129,40 +131,40 @@ def _is_intact(run: Path, name: str) -> bool:
 def _pack_rows(run: Path, part: PartName) -> list[str]:
     """Make Parquet of a file of rows; return its name where it stays."""
     rows = run / part.name
-    with _note_unpackable(run, rows) as kept:
+    with _note_unpackable(run, rows) as unpackable:
         if part.stem == "steps":
-            _replace(run, rows, partial(_sink_rows, rows, STEP_ROW, _step_frame))
+            _pack_file(run, rows, partial(_sink_rows, rows, STEP_ROW, _step_frame))
         else:
             columns = channel_names(run, part.stem.removeprefix("samples/"))
             if not columns:
                 raise ValueError("no channel describes it")
-            _replace(run, rows, partial(_sink_rows, rows, sample_dtype(columns), _sample_frame))
-    return kept
+            _pack_file(run, rows, partial(_sink_rows, rows, sample_dtype(columns), _sample_frame))
+    return unpackable
 
 
-def _sorted(folder: Path, pattern: str) -> list[Path]:
+def _sorted_files(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if path.name[0] != "." and path.is_file())
 
 
 @contextlib.contextmanager
 def _note_unpackable(run: Path, file: Path) -> Iterator[list[str]]:
     """Note a file that cannot be turned into Parquet, in the run as well; it stays for who can mend it."""
-    kept: list[str] = []
+    names: list[str] = []
     try:
-        yield kept
+        yield names
     except (ValueError, KeyError, TypeError) as error:
-        kept.append(file.relative_to(run).as_posix())
-        _note(run, f"{kept[0]} could not be turned into Parquet: {error!r}")
+        names.append(file.relative_to(run).as_posix())
+        _note_event(run, f"{names[0]} could not be turned into Parquet: {error!r}")
 
 
-def _note(run: Path, message: str) -> None:
+def _note_event(run: Path, message: str) -> None:
     with contextlib.suppress(OSError):
         if json.dumps(message) in (run / "events.jsonl").read_text(encoding="utf-8", errors="replace"):
             return
     RunWriter.attach(run).append_event("kept-as-rows", message, source="pack")
 
 
-def _replace(run: Path, source: Path, write: Callable[[Path], None]) -> None:
+def _pack_file(run: Path, source: Path, write: Callable[[Path], None]) -> None:
     """Put a Parquet file in the place of another file; killed at any point, one of the two is whole and in place."""
     packed = source.with_suffix(".parquet")
     with atomic_write(packed, durable=True) as part:  # on the disk before what it was made of goes
@@ -185,35 +187,35 @@ def disk_errors() -> Iterator[None]:
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
-def _write(frame: Any, target: Path) -> None:
+def _write_parquet(frame: Any, target: Path) -> None:
     with disk_errors():
         frame.write_parquet(target, compression="zstd", compression_level=3, statistics=False)
 
 
 def _step_frame(rows: _Rows) -> Any:
-    from stepscope.runfolder.reader import steps_of
+    from stepscope.runfolder.tables import steps_of
 
     return steps_of(rows)
 
 
 def _sample_frame(rows: _Rows) -> Any:
-    from stepscope.runfolder.reader import samples_of
+    from stepscope.runfolder.samples import samples_of
 
     return samples_of(rows, list(rows.dtype.names or ())[2:])
 
 
-def _chunks(path: Path, dtype: np.dtype[Any]) -> Iterator[_Rows]:
+def _row_chunks(path: Path, dtype: np.dtype[Any]) -> Iterator[_Rows]:
     """The whole rows of an appended file, some at a time; at least one chunk, be it empty."""
     most = max(1, CHUNK_BYTES // dtype.itemsize)
     with path.open("rb") as file:
         while True:
-            rows = np.frombuffer(_whole(file.read(most * dtype.itemsize), dtype.itemsize), dtype=dtype)
+            rows = np.frombuffer(_drop_partial_row(file.read(most * dtype.itemsize), dtype.itemsize), dtype=dtype)
             yield rows
             if len(rows) < most:
                 return
 
 
-def _whole(data: bytes, row_bytes: int) -> bytes:
+def _drop_partial_row(data: bytes, row_bytes: int) -> bytes:
     return data[: len(data) // row_bytes * row_bytes]
 
 
@@ -224,7 +226,7 @@ def _sink_rows(path: Path, dtype: np.dtype[Any], frame_of: Callable[[_Rows], Any
     schema = frame_of(np.empty(0, dtype=dtype)).schema
 
     def source(columns: list[str] | None, _predicate: Any, _most: int | None, _batch: int | None) -> Iterator[Any]:
-        for rows in _chunks(path, dtype):
+        for rows in _row_chunks(path, dtype):
             frame = frame_of(rows)
             yield frame if columns is None else frame.select(columns)
 

@@ -62,11 +62,11 @@ def to_bytes(part: Part, table: str) -> bytes:
         form = _FORMS.get(name, "plain")
         whole = np.asarray(values, dtype=np.int64)
         base = int(whole[0]) if form == "delta" and len(whole) else 0
-        narrow = _narrow(_encode_column(whole, form, base, part.columns))
+        narrow = _narrowest_integers(_encode_column(whole, form, base, part.columns))
         block = zlib.compress(_split_byte_planes(narrow), _LEVEL)
         blocks.append(block)
-        said = {"name": name, "dtype": narrow.dtype.str.replace("|", "<"), "form": form, "base": base}
-        columns.append({**said, "bytes": len(block), "crc": zlib.crc32(block)})
+        column_facts = {"name": name, "dtype": narrow.dtype.str.replace("|", "<"), "form": form, "base": base}
+        columns.append({**column_facts, "bytes": len(block), "crc": zlib.crc32(block)})
     about = {"version": VERSION, "rows": len(part), "columns": columns, "texts": texts}
     header = json.dumps(about, separators=(",", ":")).encode()
     return b"".join([MAGIC, _HEAD.pack(len(header), zlib.crc32(header)), header, *blocks])
@@ -89,8 +89,8 @@ def bytes_before_step(path: Path, step: int) -> bytes:
     """Return the file of a part, `<table>/<number>.part`, without the rows of this step and later ones."""
     table = path.parent.name
     part = read_part(path, table)
-    kept = part.columns["step"] < step
-    return to_bytes(Part({name: values[kept] for name, values in part.columns.items()}, part.texts), table)
+    is_before = part.columns["step"] < step
+    return to_bytes(Part({name: values[is_before] for name, values in part.columns.items()}, part.texts), table)
 
 
 def _from_bytes(data: bytes, table: str) -> Part:
@@ -140,21 +140,21 @@ def _compact_texts(values: Column, texts: Sequence[str]) -> tuple[Column, list[s
 def _encode_column(values: Column, form: str, base: int, columns: Mapping[str, Column]) -> Column:
     if form == "delta":
         return np.diff(values, prepend=np.int64(base))
-    other = _other(form, columns)
-    found: Column = other - values if form.startswith("within") else values - other
-    return found
+    other = _reference_column(form, columns)
+    difference: Column = other - values if form.startswith("within") else values - other
+    return difference
 
 
 def _decode_column(values: Column, form: str, base: int, columns: Mapping[str, Column]) -> Column:
     if form == "delta":
         whole: Column = np.cumsum(values, dtype=np.int64) + np.int64(base)
         return whole
-    other = _other(form, columns)
-    found: Column = other - values if form.startswith("within") else values + other
-    return found
+    other = _reference_column(form, columns)
+    column: Column = other - values if form.startswith("within") else values + other
+    return column
 
 
-def _other(form: str, columns: Mapping[str, Column]) -> Column | int:
+def _reference_column(form: str, columns: Mapping[str, Column]) -> Column | int:
     """Return the number that those of a column are counted from."""
     match form.split():
         case ["plain"]:
@@ -162,13 +162,13 @@ def _other(form: str, columns: Mapping[str, Column]) -> Column | int:
         case ["after", first]:
             return columns[first]
         case ["within", first, last]:
-            found: Column = columns[last] - columns[first]
-            return found
+            length: Column = columns[last] - columns[first]
+            return length
         case _:
             raise ValueError(f"form {form!r} is not known")
 
 
-def _narrow(values: Column) -> Column:
+def _narrowest_integers(values: Column) -> Column:
     """Return the numbers in the smallest dtype that holds them."""
     least, most = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     for dtype in _DTYPES:

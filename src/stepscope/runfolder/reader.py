@@ -18,22 +18,11 @@ from stepscope.part_names import PartName, parsed, parts_in_use, parts_of_stem
 from stepscope.privacy import clean_and_redact, redacted_sources, withhold_names
 from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
-from stepscope.runfolder import op_parts, samples, validation
+from stepscope.runfolder import samples, tables, validation
 from stepscope.runfolder.checksums import CHECKSUMS, matches_checksum, missing_files, noted_event_count
 from stepscope.runfolder.samples import EVER, LongSensor, SampleFile, Unreadable, checked_samples, described_samples
-from stepscope.runfolder.samples import samples_of as samples_of
 from stepscope.runfolder.schema import FIRST_NS, LAST_NS, PARTS, STATUSES, STEP_ROW, sample_dtype
-from stepscope.runfolder.tables import ACCESSES as ACCESSES
-from stepscope.runfolder.tables import MEMORY as MEMORY
-from stepscope.runfolder.tables import MODEL as MODEL
-from stepscope.runfolder.tables import OPS as OPS
-from stepscope.runfolder.tables import SOURCES as SOURCES
-from stepscope.runfolder.tables import STEPS as STEPS
-from stepscope.runfolder.tables import frame_of as frame_of
-from stepscope.runfolder.tables import part_of as part_of
-from stepscope.runfolder.tables import read_last_step_rows as read_last_step_rows
-from stepscope.runfolder.tables import steps_of as steps_of
-from stepscope.runfolder.tables import whole_rows
+from stepscope.runfolder.tables import ACCESSES, MEMORY, MODEL, OPS, SOURCES, STEPS, steps_of, whole_rows
 from stepscope.runfolder.validation import describe_dropped, read_header
 
 R = TypeVar("R")
@@ -97,8 +86,8 @@ class RunReader:
     @cached_property
     def part_folders(self) -> list[Path]:
         """Folders of the parts that further processes of a distributed training wrote, in order of their names."""
-        found = [] if (self.path / PARTS).is_symlink() else (self.path / PARTS).glob("*/run.json")
-        folders = {header.parent for header in found if not header.parent.is_symlink()}
+        headers = [] if (self.path / PARTS).is_symlink() else (self.path / PARTS).glob("*/run.json")
+        folders = {header.parent for header in headers if not header.parent.is_symlink()}
         return sorted(folders, key=lambda path: (len(path.name), path.name))
 
     @cached_property
@@ -343,10 +332,10 @@ class RunReader:
         if (self.path / part.name).exists():
             self._mark_damaged(part.name)
             return
-        most = max((known.last for known in parts_of_stem(part.stem, self.files)), default=0)
+        most = max((file.last for file in parts_of_stem(part.stem, self.files)), default=0)
         there = parts_of_stem(part.stem, (name for name, _ in _listed(self.path)))
-        now = [known for known in there if known.first <= most]
-        self._relisted[part.stem] = [known.name for known in now]
+        now = [file for file in there if file.first <= most]
+        self._relisted[part.stem] = [file.name for file in now]
 
     def samples(self, quantity: str, exact: bool = False) -> pl.DataFrame:
         """All channels of a quantity, long: t0_ns, t1_ns, channel, scope, value (null where not read).
@@ -479,8 +468,8 @@ class RunReader:
         stems = {name.rpartition(".")[0] for name in self.files if name.startswith(f"{folder}/")}
         in_order = sorted(stems, key=lambda stem: (len(stem), stem))
         table = "ops" if schema is OPS else "memory"
-        known: list[pl.LazyFrame] = []
-        group: dict[str, op_parts.ReadPart] = {}
+        scans: list[pl.LazyFrame] = []
+        group: dict[str, tables.ReadPart] = {}
         size = 0
         for stem in in_order:
             part = self._part(stem, table, lambda read: read)
@@ -488,29 +477,29 @@ class RunReader:
                 continue
             group[stem] = part
             size += int(part.frame.estimated_size())
-            if size > op_parts.JOINED_BYTES:
-                known += self._checked(group, table)
+            if size > tables.JOINED_BYTES:
+                scans += self._checked(group, table)
                 group, size = {}, 0
-        known += self._checked(group, table)
-        return pl.concat(known, how="vertical") if known else pl.LazyFrame(schema=schema)
+        scans += self._checked(group, table)
+        return pl.concat(scans, how="vertical") if scans else pl.LazyFrame(schema=schema)
 
-    def _part(self, stem: str, table: str, read: Callable[[op_parts.ReadPart], R]) -> R | None:
+    def _part(self, stem: str, table: str, read: Callable[[tables.ReadPart], R]) -> R | None:
         """A part of op calls or memory events, and what is made of it."""
         part: R | None = self._content(
             f"{stem}.parquet",
-            lambda data: read(op_parts.read_packed(data, table)),
+            lambda data: read(tables.read_packed(data, table)),
             f"{stem}.part",
-            lambda data: read(op_parts.read_written(data, table)),
+            lambda data: read(tables.read_written(data, table)),
         )
         return part
 
-    def _checked(self, group: Mapping[str, op_parts.ReadPart], table: str) -> list[pl.LazyFrame]:
+    def _checked(self, group: Mapping[str, tables.ReadPart], table: str) -> list[pl.LazyFrame]:
         """The parts as one where all their rows can be, else those whose rows can, one by one."""
         if not group:
             return []
         with contextlib.suppress(ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
-            return [op_parts.check_rows([*group.values()], table)]
-        parts = (self._part(stem, table, lambda part: op_parts.check_rows([part], table)) for stem in group)
+            return [tables.check_rows([*group.values()], table)]
+        parts = (self._part(stem, table, lambda part: tables.check_rows([part], table)) for stem in group)
         return [part for part in parts if part is not None]
 
     def _content(self, packed: str, read: Callable[[bytes], Any], rows: str, read_rows: Callable[[bytes], Any]) -> Any:

@@ -22,16 +22,23 @@ import polars as pl
 from stepscope.part_names import PartName
 from stepscope.runfolder import checksums
 from stepscope.runfolder.schema import sample_dtype
-from stepscope.runfolder.thinning import COUNT, HIGH, LAST, LOW, thin_sensor_rows, thinned_columns
+from stepscope.runfolder.thinning import (
+    COUNT,
+    HIGH,
+    LAST,
+    LEAST_READ,
+    LOW,
+    MOST_MISSING,
+    silences,
+    thin_sensor_rows,
+    thinned_columns,
+)
 
 MOST_ROWS = 262_144  # of a sensor that are read as they are: 44 minutes at 10 ms
 MOST_EXACT = 8_388_608  # of a span that are given as they were read: a day at 10 ms
 EVER = (0, 2**63 - 1)  # ns
 LEAST_BYTES = 100_000  # of a file that may hold more
 _AT_A_TIME = 262_144
-_SILENT, _SILENT_NS = 20.0, 500_000_000  # typical distances; a longer silence than both is a gap
-_MOST_EXACT = 0.1  # of the blocks: what fails more often is no gap, but how this sensor answers
-_HALF = 0.5  # of a block that was read, from which its mean stands for it
 _NOISE = 1e-9  # of a value: what rounding makes of it
 _NOT_A_FEW = 0.1  # of a long run: from so much thinned time on, the whole is as coarse
 Chunk = Callable[[int, int], pl.DataFrame]  # first row, number of rows
@@ -215,20 +222,20 @@ class Downsampler:
         blocks = len(frame) // self._size
         if blocks < 1 or self._size < 2:
             return frame
-        whole, rest = frame.head(blocks * self._size), frame.slice(blocks * self._size)
+        whole, remainder = frame.head(blocks * self._size), frame.slice(blocks * self._size)
         values = {name: whole[name].to_numpy().reshape(blocks, self._size) for name in names}
-        known = {name: (~np.isnan(rows)).sum(axis=1) for name, rows in values.items()}
-        mixed = np.any([(count > 0) & (count < self._size) for count in known.values()] or [np.zeros(blocks)], axis=0)
-        if mixed.mean() > _MOST_EXACT:
+        counts = {name: (~np.isnan(rows)).sum(axis=1) for name, rows in values.items()}
+        mixed = np.any([(count > 0) & (count < self._size) for count in counts.values()] or [np.zeros(blocks)], axis=0)
+        if mixed.mean() > MOST_MISSING:
             mixed = np.zeros(blocks, dtype=bool)
         exact = mixed | self._extreme_blocks(values, blocks)
         middle = np.arange(blocks) * self._size + self._size // 2
         columns: dict[str, Any] = {name: whole[name].to_numpy()[middle[~exact]] for name in ("t0_ns", "t1_ns")}
         for name, rows in values.items():
-            columns[name] = self._value(name, rows[~exact], known[name][~exact])
-        kept = whole.filter(pl.Series(np.repeat(exact, self._size)))
+            columns[name] = self._value(name, rows[~exact], counts[name][~exact])
+        exact_rows = whole.filter(pl.Series(np.repeat(exact, self._size)))
         means = pl.DataFrame(columns, schema=frame.schema, nan_to_null=True)
-        return pl.concat([means, kept, rest]).sort("t0_ns", maintain_order=True)
+        return pl.concat([means, exact_rows, remainder]).sort("t0_ns", maintain_order=True)
 
     def downsample_means(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return the thinned rows of a chunk, sorted by time, as rows of the same grain: joined, or divided evenly.
@@ -271,9 +278,9 @@ class Downsampler:
             mean, value = joined[name], rows[name]
             line = apart * (value + value.shift(1)) / 2  # null beside what was not read
             means = (mean * lasted).sum() + (until * (mean + mean.shift(1)) / 2).sum()
-            known = apart.filter(line.is_not_null()).sum()
-            by = (means - line.sum()) / known if known else 0.0
-            moved.append(pl.col(name) + (by if abs(by) * known > _NOISE * abs(means) else 0.0))
+            length = apart.filter(line.is_not_null()).sum()
+            by = (means - line.sum()) / length if length else 0.0
+            moved.append(pl.col(name) + (by if abs(by) * length > _NOISE * abs(means) else 0.0))
         return rows.with_columns(moved)
 
     def _joined(self, frame: pl.DataFrame, names: list[str]) -> pl.DataFrame:
@@ -296,15 +303,15 @@ class Downsampler:
         begin, end = (pl.col("t0_ns") + (length * edge).cast(pl.Int64) for edge in edges)
         columns = [begin.first().alias("begin"), end.last().alias("end")]
         for name in names:
-            value, known = pl.col(name), pl.col(name).is_not_null()
+            value, is_read = pl.col(name), pl.col(name).is_not_null()
             if name in self._counters:
                 grown = pl.coalesce(name + LAST, name) - value
                 columns += [(value + grown * edges[0]).first().alias(name)]
                 columns += [(value + grown * edges[1]).last().alias(name + LAST)]
                 continue
-            weight = count.clip(1).filter(known)
-            mean = (value.filter(known) * weight).sum() / weight.sum()
-            enough = known.sum() * 2 >= pl.len()
+            weight = count.clip(1).filter(is_read)
+            mean = (value.filter(is_read) * weight).sum() / weight.sum()
+            enough = is_read.sum() * 2 >= pl.len()
             columns.append(pl.when(enough & (weight.sum() > 0)).then(mean).alias(name))
         return frame.group_by(["segment", "group", "turn"], maintain_order=True).agg(columns)
 
@@ -321,12 +328,12 @@ class Downsampler:
         for name in names:
             if name in self._counters or name + HIGH not in frame.columns:
                 continue
-            for column, known, sign in ((name + HIGH, self._highest, 1), (name + LOW, self._lowest, -1)):
+            for column, extremes, sign in ((name + HIGH, self._highest, 1), (name + LOW, self._lowest, -1)):
                 of_row = sign * frame[column].fill_null(frame[name])
                 value, place = of_row.max(), of_row.arg_max()
-                if not isinstance(value, float) or place is None or value <= sign * known.get(name, sign * -np.inf):
+                if not isinstance(value, float) or place is None or value <= sign * extremes.get(name, sign * -np.inf):
                     continue
-                known[name] = sign * value
+                extremes[name] = sign * value
                 if frame[COUNT][place] > 1:
                     yield (frame["t0_ns"][place] + frame["t1_ns"][place]) // 2, name, sign * value
 
@@ -340,26 +347,26 @@ class Downsampler:
         moments[1] = moments[1].with_columns(pl.lit(value).alias(name))
         return pl.concat(moments)
 
-    def _value(self, name: str, rows: np.ndarray[Any, Any], known: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _value(self, name: str, rows: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if name in self._counters:
             return np.asarray(rows[:, self._size // 2])
-        mean = np.nansum(rows, axis=1) / np.maximum(known, 1)
-        return np.where(known >= max(_HALF * self._size, 1), mean, np.nan)
+        mean = np.nansum(rows, axis=1) / np.maximum(counts, 1)
+        return np.where(counts >= max(LEAST_READ * self._size, 1), mean, np.nan)
 
     def _extreme_blocks(self, values: dict[str, np.ndarray[Any, Any]], blocks: int) -> np.ndarray[Any, Any]:
         """Blocks (B,) that hold a gauge's highest or lowest reading so far."""
-        found = np.zeros(blocks, dtype=bool)
+        is_extreme = np.zeros(blocks, dtype=bool)
         for name, rows in values.items():
             if name in self._counters or np.isnan(rows).all():
                 continue
             highest, lowest = np.nanmax(rows), np.nanmin(rows)
             if highest > self._highest.get(name, -np.inf):
                 self._highest[name] = highest
-                found[int(np.nanargmax(rows)) // self._size] = True
+                is_extreme[int(np.nanargmax(rows)) // self._size] = True
             if lowest < self._lowest.get(name, np.inf):
                 self._lowest[name] = lowest
-                found[int(np.nanargmin(rows)) // self._size] = True
-        return found
+                is_extreme[int(np.nanargmin(rows)) // self._size] = True
+        return is_extreme
 
     def _with_silences(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The rows, and one in which nothing was read in the midst of each silence."""
@@ -369,7 +376,7 @@ class Downsampler:
         before = np.append(begin[0] if self._last_ns is None else self._last_ns, end[:-1])
         self._last_ns = int(end[-1])
         apart = begin - before
-        silent = apart > max(_SILENT * float(np.median(apart)), _SILENT_NS)
+        silent = silences(apart)
         if not silent.any():
             return frame
         at = ((begin + before) // 2)[silent]
@@ -397,9 +404,11 @@ def _thinned(path: Path, columns: list[str], counters: frozenset[str]) -> tuple[
         there = {name for name in names[3:] if frame.schema.get(name) in (pl.Float64, pl.Float32)}
         partly = {name.partition("~")[0] for name in names[3:] if name not in there}  # its lowest without its highest
         values = [name for name in names[3:] if name.partition("~")[0] not in partly]
-        seen = [pl.when(pl.col(name).abs() <= _LARGEST_VALUE).then(name) for name in values]
-        kept = pl.col(COUNT).is_between(1, _MOST_IN_A_ROW)
-        return frame.select("t0_ns", "t1_ns", pl.when(kept).then(COUNT), *seen).filter(pl.col(COUNT).is_not_null())
+        readings = [pl.when(pl.col(name).abs() <= _LARGEST_VALUE).then(name) for name in values]
+        is_plausible = pl.col(COUNT).is_between(1, _MOST_IN_A_ROW)
+        return frame.select("t0_ns", "t1_ns", pl.when(is_plausible).then(COUNT), *readings).filter(
+            pl.col(COUNT).is_not_null()
+        )
 
     counts = pl.scan_parquet(path).select(pl.len(), pl.col(COUNT).clip(0, _MOST_IN_A_ROW).sum().alias("sum")).collect()
     if not counts["len"][0]:
@@ -441,8 +450,8 @@ def checked_samples(columns: list[str], frame: pl.DataFrame) -> pl.DataFrame:
     described = [name for name in columns if frame.schema.get(name) == pl.Float64]
     if [frame.schema.get(name) for name in ("t0_ns", "t1_ns")] != [pl.Int64, pl.Int64]:
         raise ValueError("it has no times")
-    seen = [pl.when(pl.col(name).abs() <= _LARGEST_VALUE).then(name) for name in described]
-    return frame.select("t0_ns", "t1_ns", *seen)
+    readings = [pl.when(pl.col(name).abs() <= _LARGEST_VALUE).then(name) for name in described]
+    return frame.select("t0_ns", "t1_ns", *readings)
 
 
 def described_samples(columns: list[str], rows: _Rows) -> pl.DataFrame:

@@ -18,9 +18,9 @@ import polars as pl
 
 COUNT, LOW, HIGH, SPREAD, LAST = "~n", "~low", "~high", "~sd", "~last"
 _SILENT, _SILENT_NS = 20.0, 500_000_000  # typical distances; a longer silence than both is a gap
-_MOST_EXACT = 0.1  # of the windows: what fails more often is no gap, but how this sensor answers
+MOST_MISSING = 0.1  # of the windows or blocks: what fails more often is no gap, but how this sensor answers
 _FEW_EXACT = 2  # windows, of however few: where a channel began, and where it ceased
-_HALF = 0.5  # of a window that was read, from which its mean stands for it
+LEAST_READ = 0.5  # of a window or block that was read, from which its mean stands for it
 Values = np.ndarray[Any, np.dtype[np.float64]]
 Times = np.ndarray[Any, np.dtype[np.int64]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -70,15 +70,15 @@ def thin_sensor_rows(
         COUNT: np.add.reduceat(count, first)[~exact],
     }
     for name, gauge in gauges.items():
-        found = _window_statistics(gauge, first, length)
-        whole |= {name + mark: values[~exact] for mark, values in zip(("", LOW, HIGH, SPREAD), found, strict=True)}
+        statistics = _window_statistics(gauge, first, length)
+        whole |= {name + mark: values[~exact] for mark, values in zip(("", LOW, HIGH, SPREAD), statistics, strict=True)}
     last = first + size - 1
     for name, (at_first, at_last) in counted.items():
         whole |= {name: at_first[merged], name + LAST: at_last[last[~exact]]}
     names = thinned_columns(columns, counters)
     means = _complete(pl.DataFrame(whole, nan_to_null=True), columns, counters)
-    kept = _complete(frame.filter(pl.Series(np.repeat(exact, size), dtype=pl.Boolean)), columns, counters)
-    return pl.concat([means.select(names), kept.select(names)]).sort("t0_ns", maintain_order=True)
+    exact_rows = _complete(frame.filter(pl.Series(np.repeat(exact, size), dtype=pl.Boolean)), columns, counters)
+    return pl.concat([means.select(names), exact_rows.select(names)]).sort("t0_ns", maintain_order=True)
 
 
 def _complete(frame: pl.DataFrame, columns: Collection[str], counters: Collection[str]) -> pl.DataFrame:
@@ -90,6 +90,11 @@ def _complete(frame: pl.DataFrame, columns: Collection[str], counters: Collectio
     return whole.with_columns(missing).with_columns(*rounded, pl.col(COUNT).cast(pl.Int64)).select(names)
 
 
+def silences(apart: Times) -> Flags:
+    """Return which distances between readings, ns, are gaps: long ones, also by those that are typical."""
+    return apart > max(_SILENT * float(np.median(apart)) if len(apart) else 0.0, _SILENT_NS)
+
+
 def _spans(t0: Times, t1: Times, count: Times) -> tuple[Times, Times, Flags]:
     """Begin and end of what each row stands for, and whether a silence follows it."""
     middle = (t0 + t1) // 2
@@ -97,7 +102,7 @@ def _spans(t0: Times, t1: Times, count: Times) -> tuple[Times, Times, Flags]:
     after = np.append(begin[1:], begin[-1:])
     reached = np.where(count > 1, t1, middle)
     apart = after - reached
-    silent = apart > max(_SILENT * float(np.median(apart)) if len(apart) else 0.0, _SILENT_NS)
+    silent = silences(apart)
     return begin, np.where(silent | (count > 1), reached, np.maximum(after, begin)), silent
 
 
@@ -115,12 +120,12 @@ def _gauge(frame: pl.DataFrame, name: str, silent: Flags) -> Gauge:
     joined = np.where(np.isnan(following), value, (value + following) / 2)
     low, high, sd = (_column(frame, name + mark) for mark in (LOW, HIGH, SPREAD))
     means = _row_counts(frame) > 1
-    known = np.isnan(low)
+    is_missing = np.isnan(low)
     return Gauge(
         value,
         np.where(means, value, joined),
-        np.where(known, value, low),
-        np.where(known, value, high),
+        np.where(is_missing, value, low),
+        np.where(is_missing, value, high),
         np.where(np.isnan(sd), 0.0, sd),
     )
 
@@ -133,7 +138,7 @@ def _row_counts(frame: pl.DataFrame) -> Times:
 def _counter(frame: pl.DataFrame, name: str, silent: Flags) -> tuple[Values, Values]:
     """What it showed at the begin and at the end of each row; one that seldom has anything newer shows the last."""
     value, last = _column(frame, name), _column(frame, name + LAST)
-    if np.isnan(value).mean() > _MOST_EXACT:
+    if np.isnan(value).mean() > MOST_MISSING:
         value = frame[name].fill_nan(None).forward_fill().cast(pl.Float64).to_numpy()
     following = np.append(value[1:], value[-1:])
     following = np.where(silent | np.isnan(following), value, following)
@@ -153,15 +158,15 @@ def _exact_windows(
         fell |= np.logical_or.reduceat(falls, first)
     values = [*(gauge.value for gauge in gauges.values()), *(at_first for at_first, _ in counters.values())]
     for channel in values:
-        known = np.add.reduceat(~np.isnan(channel), first)
-        partly = (known > 0) & (known < size)
+        counts = np.add.reduceat(~np.isnan(channel), first)
+        partly = (counts > 0) & (counts < size)
         mixed |= partly if _are_few(partly) else False
     exact: Flags = (size == 1) | fell | (mixed if _are_few(mixed) else False)
     return exact
 
 
 def _are_few(windows: Flags) -> bool:
-    return bool(windows.mean() <= _MOST_EXACT or windows.sum() <= _FEW_EXACT)
+    return bool(windows.mean() <= MOST_MISSING or windows.sum() <= _FEW_EXACT)
 
 
 def _window_statistics(gauge: Gauge, first: Times, length: Values) -> tuple[Values, Values, Values, Values]:
@@ -169,17 +174,17 @@ def _window_statistics(gauge: Gauge, first: Times, length: Values) -> tuple[Valu
 
     A channel that has a reading in few rows, because its sensor has nothing newer, counts in those alone.
     """
-    known = ~np.isnan(gauge.value)
+    is_read = ~np.isnan(gauge.value)
     weight = np.where(length > 0, length, 1.0)
-    weighted = np.add.reduceat(np.where(known, weight, 0.0), first)
+    weighted = np.add.reduceat(np.where(is_read, weight, 0.0), first)
     safe = np.where(weighted > 0, weighted, 1.0)
-    mean = np.add.reduceat(np.where(known, weight * gauge.mean, 0.0), first) / safe
+    mean = np.add.reduceat(np.where(is_read, weight * gauge.mean, 0.0), first) / safe
     size = np.diff(np.append(first, len(length)))
-    apart = np.where(known, gauge.value - np.repeat(mean, size), 0.0)
-    sd = np.sqrt(np.add.reduceat(np.where(known, weight * (apart**2 + gauge.sd**2), 0.0), first) / safe)
-    rows = np.add.reduceat(known, first)
+    apart = np.where(is_read, gauge.value - np.repeat(mean, size), 0.0)
+    sd = np.sqrt(np.add.reduceat(np.where(is_read, weight * (apart**2 + gauge.sd**2), 0.0), first) / safe)
+    rows = np.add.reduceat(is_read, first)
     usual = np.median(rows[rows > 0] / size[rows > 0]) if (rows > 0).any() else 1.0
-    enough = rows >= np.maximum(_HALF * usual * size, 1)
+    enough = rows >= np.maximum(LEAST_READ * usual * size, 1)
     low, high = np.fmin.reduceat(gauge.low, first), np.fmax.reduceat(gauge.high, first)
     return (
         np.where(enough, mean, np.nan),

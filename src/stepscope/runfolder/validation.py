@@ -113,7 +113,7 @@ RUN: dict[Any, Shape] = {
         **dict.fromkeys(("paused_ns", "once_ns", "followed_ns", "span_ns"), float),
         **dict.fromkeys(("event", "layer"), _NUMBERS),
     },
-    "result": {"accuracy": float, "steps": _COUNT, "counters": _NUMBERS},
+    "result": {"accuracy": float, "accuracy_samples": _COUNT, "steps": _COUNT, "counters": _NUMBERS},
     "imported": {},
 }
 DEVICE: dict[Any, Shape] = {
@@ -225,21 +225,21 @@ def parse(data: bytes, shape: Shape) -> tuple[Any, list[str]]:
     except RecursionError:
         raise ValueError("objects within objects without end") from None
     dropped = [changed] if changed else []
-    kept = _keep_valid(content, shape, "", dropped, 0)
-    return (None if kept is _DROPPED else kept), dropped
+    accepted = _keep_valid(content, shape, "", dropped, 0)
+    return (None if accepted is _DROPPED else accepted), dropped
 
 
 def clean_text(text: str) -> str:
     """Return a text with what charts, terminals and pages cannot bear spelt out: control characters, surrogates."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text[:MOST_TEXT])
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text[:MOST_TEXT])
 
 
 def _keep_valid(value: Any, shape: Shape, where: str, dropped: list[str], depth: int) -> Any:
     """The value as the shape allows it, or _DROPPED, with `where` in `dropped`."""
-    kept = _DROPPED if depth > DEEPEST else _match_shape(value, shape, where, dropped, depth)
-    if kept is _DROPPED:
+    accepted = _DROPPED if depth > DEEPEST else _match_shape(value, shape, where, dropped, depth)
+    if accepted is _DROPPED:
         dropped.append(where)
-    return kept
+    return accepted
 
 
 def _match_shape(value: Any, shape: Shape, where: str, dropped: list[str], depth: int) -> Any:
@@ -248,9 +248,9 @@ def _match_shape(value: Any, shape: Shape, where: str, dropped: list[str], depth
     if shape is None:
         return _plain(value, where, dropped, depth)
     if isinstance(shape, Fields):
-        kept = _match_shape(value, shape.shape, where, dropped, depth)
-        whole = kept is not _DROPPED and all(kept.get(key) is not None for key in shape.needs)
-        return kept if whole else _DROPPED
+        accepted = _match_shape(value, shape.shape, where, dropped, depth)
+        whole = accepted is not _DROPPED and all(accepted.get(key) is not None for key in shape.needs)
+        return accepted if whole else _DROPPED
     if isinstance(shape, dict):
         return dict(_fields(value, shape, where, dropped, depth)) if isinstance(value, dict) else _DROPPED
     if isinstance(shape, list):
@@ -279,16 +279,16 @@ def _fields(
     for key, item in value.items():
         name = clean_text(key)
         at = f"{where}.{name}".lstrip(".")
-        kept = _keep_valid(item, shape.get(key, shape.get(...)), at, dropped, depth + 1)
-        if kept is not _DROPPED:
-            yield name, kept
+        accepted = _keep_valid(item, shape.get(key, shape.get(...)), at, dropped, depth + 1)
+        if accepted is not _DROPPED:
+            yield name, accepted
 
 
 def _items(value: list[Any], shape: Shape, where: str, dropped: list[str], depth: int) -> Iterator[Any]:
     for number, item in enumerate(value):
-        kept = _keep_valid(item, shape, f"{where}[{number}]", dropped, depth + 1)
-        if kept is not _DROPPED and (kept is not None or shape is None):
-            yield kept
+        accepted = _keep_valid(item, shape, f"{where}[{number}]", dropped, depth + 1)
+        if accepted is not _DROPPED and (accepted is not None or shape is None):
+            yield accepted
 
 
 def _plain(value: Any, where: str, dropped: list[str], depth: int) -> Any:
@@ -337,8 +337,8 @@ def _suggest_run(path: Path) -> str:
 def _inside(path: Path) -> str:
     """Return the newest run in a folder of runs, or what a run's folder is called."""
     newest = max(run_folders(path), default=None)
-    called = "runs/<stamp>-<name>-<id>" if newest is None else f"the newest here is {newest}"
-    return f"give the folder of one run, {called}"
+    place = "runs/<stamp>-<name>-<id>" if newest is None else f"the newest here is {newest}"
+    return f"give the folder of one run, {place}"
 
 
 def read_header(path: Path, damaged: list[str]) -> dict[str, Any]:

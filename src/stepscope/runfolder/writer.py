@@ -201,11 +201,11 @@ class RunWriter:
         if not self._is_mine():
             return False
         waiting = len(self._steps) // STEP_BYTES
-        kept = next((n for n in range(waiting) if _number_in(self._steps, n) >= step), waiting)
+        count = next((n for n in range(waiting) if _number_in(self._steps, n) >= step), waiting)
         on_disk = waiting == 0 or _number_in(self._steps, 0) > step
         if on_disk and self._steps_part is not None and not self._cut_steps(step):
             return False
-        del self._steps[kept * STEP_BYTES :]
+        del self._steps[count * STEP_BYTES :]
         for path, first, last in self._last_parts:
             if first >= step:
                 path.unlink(missing_ok=True)
@@ -300,8 +300,8 @@ class RunWriter:
         if self.max_disk is not None:
             room = int(self.max_disk * WINDOWS_SHARE[folder])
             windows = self._windows.setdefault(folder, Reservoir(room, self.path.name))
-            for gone in windows.add(number, len(data), first):
-                (self.path / folder / f"{gone:06d}.part").unlink(missing_ok=True)
+            for evicted in windows.add(number, len(data), first):
+                (self.path / folder / f"{evicted:06d}.part").unlink(missing_ok=True)
         return len(data)
 
     def _write_header(self) -> None:
@@ -335,14 +335,14 @@ class Reservoir:
             heapq.heappush(self._drawn, (-drawn, step))
         self._windows.setdefault(step, []).append((number, size))
         self._bytes += size
-        gone: list[int] = []
+        evicted: list[int] = []
         while self._bytes > self._room and len(self._drawn) > 1:
             drawn, last = heapq.heappop(self._drawn)
             self._highest = -drawn
             for window, bytes_ in self._windows.pop(last):
                 self._bytes -= bytes_
-                gone.append(window)
-        return gone
+                evicted.append(window)
+        return evicted
 
 
 def _header_of(run: Path) -> dict[str, Any] | None:

@@ -41,6 +41,7 @@ from stepscope.runfolder.validation import Fields, FileName, IntegerRange, clean
 STUDY_SCHEMA = 1
 SWEEP_SCHEMA = 2  # since 2 a sweep may hold trainings of the user's own, whose batch is null
 _REQUEST_FILE, _PLAN_FILE = "study.json", "sweep.json"
+_WRITTEN_FOLDERS = frozenset({"cells", "points", "runs", "sources", "data", "figures", "pretrained"})
 _MOST_LINES = 20
 _LAST_CHILD_S = 1.0  # that a killed process has started, and that has not become another program yet
 
@@ -105,16 +106,18 @@ def _lock(number: int) -> bool:
 
 
 def _refuse_links(folder: Path) -> None:
+    """Raise RunDamaged for a link among what is written here; folders of others' are not walked."""
     for place, folders, names in os.walk(folder):
-        for path in (Path(place, name) for name in (*folders, *names)):
+        entries = [Path(place, name) for name in (*folders, *names)]
+        if Path(place) == folder:
+            folders[:] = [name for name in folders if name in _WRITTEN_FOLDERS]
+        for path in entries:
             try:
                 kind = path.lstat().st_mode
             except FileNotFoundError:  # of somebody who is at work here, and holds the lock
                 continue
             if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-                raise RunDamaged(
-                    f"'{path}' is a link, or no plain file", "remove it, or choose another folder: --out DIR"
-                )
+                raise RunDamaged(f"'{path}' is a link, or no plain file", "choose another folder: --out DIR")
 
 
 class StudyFolder(ResultFolder):
@@ -143,8 +146,9 @@ class StudyFolder(ResultFolder):
             _refuse_other_request(path, stored, request)
             if stored.get("sources") or "versions" in stored:  # an earlier version did not know every training
                 _refuse_other_sources(path, stored.get("sources"), sources)
-            _refuse_other_device(path, stored, where or {})
+            refuse_other_device(path, stored, where or {})
             return
+        _refuse_links(path)  # before anything is written
         with self.translate_write_errors():
             for name in (self.results_folder, "runs"):
                 (path / name).mkdir(parents=True, exist_ok=True)
@@ -171,10 +175,19 @@ def translate_study_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputNotWritable(
-            f"cannot write the study in '{path}': {error.strerror or error}",
-            "make room or choose another folder with --out DIR; the same command goes on where it stopped",
-        ) from error
+        raise _study_not_writable(path, error.strerror or str(error)) from error
+
+
+def full_study_disk_error(path: Path) -> OutputNotWritable:
+    """Return the error for a disk that was full while a point was measured."""
+    return _study_not_writable(path, os.strerror(errno.ENOSPC))
+
+
+def _study_not_writable(path: Path, why: str) -> OutputNotWritable:
+    return OutputNotWritable(
+        f"cannot write the study in '{path}': {why}",
+        "make room or choose another folder with --out DIR; the same command goes on where it stopped",
+    )
 
 
 def _stored_request(path: Path) -> dict[str, Any] | None:
@@ -220,9 +233,9 @@ def _refuse_other_sources(path: Path, before: Any, now: Mapping[str, str] | None
         )
 
 
-def _refuse_other_device(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def refuse_other_device(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise UsageError for another device, data or versions; an earlier version of Stepscope wrote down none."""
-    lines = [f"  {name}: {_short(was)} -> {_short(is_)}" for name, was, is_ in _differences(before, now)]
+    lines = [f"  {name}: {_short(was)} -> {_short(is_)}" for name, was, is_ in fact_differences(before, now)]
     if lines:
         raise UsageError(
             f"'{path}' began on another device, with other data or other versions, so its results could not be mixed:\n"
@@ -231,14 +244,14 @@ def _refuse_other_device(path: Path, before: Mapping[str, Any], now: Mapping[str
         )
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def fact_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield what differs of the facts that both state: its name, and how it was and is."""
     for name, value in now.items():
-        known = before.get(name)
-        if isinstance(value, Mapping) and isinstance(known, Mapping):
-            yield from _differences(known, value)
-        elif known is not None and known != value:
-            yield name, known, value
+        previous = before.get(name)
+        if isinstance(value, Mapping) and isinstance(previous, Mapping):
+            yield from fact_differences(previous, value)
+        elif previous is not None and previous != value:
+            yield name, previous, value
 
 
 class SweepFolder(ResultFolder):
@@ -279,13 +292,15 @@ class SweepFolder(ResultFolder):
         stated = super().result(name)
         if stated is None:
             return None
-        kept, _ = parse(json.dumps(stated).encode(), Fields(dict(_RESULT), ("status",)))
-        point = (kept or {}).get("point")
-        if kept is None or ("point" in stated and (point is None or SweepPoint(**{**_UNSET, **point}).id != name)):
+        content, _ = parse(json.dumps(stated).encode(), Fields(dict(_RESULT), ("status",)))
+        point = (content or {}).get("point")
+        if content is None or ("point" in stated and (point is None or SweepPoint(**{**_UNSET, **point}).id != name)):
             return None
         loss = stated.get("last_loss")  # which may be no number, and is a result then
-        shown = {"last_loss": loss} if isinstance(loss, float) else {}
-        return {name: value for name, value in kept.items() if value is not None or name not in _NEVER_NULL} | shown
+        last_loss = {"last_loss": loss} if isinstance(loss, float) else {}
+        return {
+            name: value for name, value in content.items() if value is not None or name not in _NEVER_NULL
+        } | last_loss
 
     def run_folder(self, point: SweepPoint) -> Path:
         """Return the folder that the child of this run writes to."""
@@ -302,11 +317,11 @@ class SweepFolder(ResultFolder):
         """UsageError with the difference where a workload is no longer the one that this sweep began with."""
         now = {entry.name: entry for entry in entries}
         parts = []
-        for name, kept in self.plan["workloads"].items():
+        for name, stored in self.plan["workloads"].items():
             if name not in now:
                 parts.append(f"{name}: no longer among the workloads")
-            elif json.loads(json.dumps(dict(now[name].definition))) != kept["definition"]:
-                parts += self._difference(name, kept, now[name])
+            elif json.loads(json.dumps(dict(now[name].definition))) != stored["definition"]:
+                parts += self._difference(name, stored, now[name])
         if parts:
             lines = "\n".join(parts)
             raise UsageError(
@@ -317,13 +332,13 @@ class SweepFolder(ResultFolder):
     def translate_write_errors(self) -> AbstractContextManager[None]:
         return translate_sweep_write_errors(self.path)
 
-    def _difference(self, name: str, kept: dict[str, Any], entry: WorkloadEntry) -> Iterator[str]:
-        before, after = kept["definition"], dict(entry.definition)
+    def _difference(self, name: str, stored: dict[str, Any], entry: WorkloadEntry) -> Iterator[str]:
+        before, after = stored["definition"], dict(entry.definition)
         for key in sorted({*before, *after}):
             if before.get(key) != json.loads(json.dumps(after.get(key))):
                 yield f"{name}: {key}: {_short(before.get(key))} -> {_short(after.get(key))}"
         try:
-            old = read_regular(self.path / "sources" / kept["source"], _MOST_BYTES).decode("utf-8", errors="replace")
+            old = read_regular(self.path / "sources" / stored["source"], _MOST_BYTES).decode("utf-8", errors="replace")
         except OSError:
             old = ""
         lines = difflib.unified_diff(old.splitlines(), entry.source.splitlines(), "then", "now", lineterm="", n=0)
@@ -454,19 +469,19 @@ def _object(path: Path) -> dict[str, Any]:
 def _check_plan(plan: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return a plan; RunDamaged where a part is none, or the name of a run would be that of another folder."""
     stated = {name: plan[name] for name in _PLAN if name in plan}
-    kept, dropped = parse(json.dumps(stated).encode(), Fields(dict(_PLAN), _NEEDED))
+    content, dropped = parse(json.dumps(stated).encode(), Fields(dict(_PLAN), _NEEDED))
     if dropped:
         raise RunDamaged(f"'{path}' is not the plan of a sweep: {dropped[0] or 'a part of it is missing'}")
-    for number, point in enumerate(kept["order"]):
+    for number, point in enumerate(content["order"]):
         for axis in ("optimizer", "precision", "device"):
             if _AXIS.fullmatch(point[axis]) is None:
                 raise RunDamaged(f"'{path}' is not the plan of a sweep: order[{number}].{axis}")
-    kept["order"] = [{**_UNSET, **point} for point in kept["order"]]
-    kept["rules"] = {name: kept["rules"].get(name, default) for name, default in _RULES.items()}
+    content["order"] = [{**_UNSET, **point} for point in content["order"]]
+    content["rules"] = {name: content["rules"].get(name, default) for name, default in _RULES.items()}
     for name in ("versions", "device"):
-        kept[name] = kept.get(name) or {}
-    kept["limits"] = {"memory": None, **(kept.get("limits") or {})}
-    return {**dict.fromkeys(("name", "created", "tier")), **plan, **kept}
+        content[name] = content.get(name) or {}
+    content["limits"] = {"memory": None, **(content.get("limits") or {})}
+    return {**dict.fromkeys(("name", "created", "tier")), **plan, **content}
 
 
 def _short(value: object) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
 CA, CERTIFICATE, KEY = "ca.pem", "certificate.pem", "key.pem"
+_NEXT_KEY = "next-key.pem"  # of a device, until it has a certificate of it
 GATHERER, SCHEDULER, DEVICE = "gatherer", "scheduler", "device"
 _AUTHORITY_KEY, _REVOKED = "ca-key.pem", "revoked"
 _AUTHORITY_LASTS = datetime.timedelta(days=1825)
@@ -65,10 +66,12 @@ def make_certificates(folder: Path, rotate: bool = False) -> bool:
             if not _is_current_certificate(folder / role, Identity(role), authority[0])
         ]
         for role in new:
-            key = _new_key()
-            _write_private(folder / role / KEY, _pem_of_key(key))
-            _write_private(folder / role / CERTIFICATE, _issue(Identity(role), key.public_key(), *authority))
-            _write_private(folder / role / CA, (folder / CA).read_bytes())
+            key = _generate_key()
+            _write_private_file(folder / role / KEY, _pem_of_key(key))
+            _write_private_file(
+                folder / role / CERTIFICATE, _issue_certificate(Identity(role), key.public_key(), *authority)
+            )
+            _write_private_file(folder / role / CA, (folder / CA).read_bytes())
     except OSError as error:
         raise OutputNotWritable(f"cannot write certificates in '{folder}': {error.strerror}", "make room") from error
     return SCHEDULER in new
@@ -97,7 +100,7 @@ def issue_or_reuse_certificate(folder: Path, device: Identity, public_key: str) 
         form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         if stated.public_bytes(*form) == key.public_bytes(*form):
             return (own / CERTIFICATE).read_text(encoding="ascii")
-    _write_private(own / CERTIFICATE, _issue(device, key, authority, signer))
+    _write_private_file(own / CERTIFICATE, _issue_certificate(device, key, authority, signer))
     return (own / CERTIFICATE).read_text(encoding="ascii")
 
 
@@ -107,27 +110,44 @@ def revoke(folder: Path, name: str) -> bool:
     try:
         own.mkdir(parents=True, exist_ok=True)
         (own / _REVOKED).touch()
-        known = (own / CERTIFICATE).exists()
+        had_certificate = (own / CERTIFICATE).exists()
         (own / CERTIFICATE).unlink(missing_ok=True)
     except OSError as error:
         raise OutputNotWritable(f"cannot write in '{own}': {error.strerror}", "make room") from error
-    return known
+    return had_certificate
 
 
 def device_public_key(folder: Path, rotate: bool = False) -> str:
-    """Return the public key (PEM) of this device; its private key is made here and stays here."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+    """Return the public key (PEM) of this device; its private key is made here and stays here.
 
+    rotate: of a new key, which replaces the one in use when its certificate comes.
+    """
     if rotate or not (folder / KEY).exists():
-        _write_private(folder / KEY, _pem_of_key(_new_key()))
-    key = load_pem_private_key((folder / KEY).read_bytes(), None)
-    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode("ascii")
+        _write_private_file(folder / (_NEXT_KEY if rotate else KEY), _pem_of_key(_generate_key()))
+    return _public_key_of(folder / (_NEXT_KEY if rotate else KEY))
+
+
+def _public_key_of(path: Path) -> str:
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    return _pem_of_public_key(load_pem_private_key(path.read_bytes(), None).public_key())
+
+
+def _pem_of_public_key(key: Any) -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return str(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode("ascii"))
 
 
 def keep_certificate(folder: Path, authority: str, certificate: str) -> None:
-    """Write what a device was sent beside its key (PEM both)."""
-    _write_private(folder / CA, authority.encode("ascii"))
-    _write_private(folder / CERTIFICATE, certificate.encode("ascii"))
+    """Write what a device was sent beside its key (PEM both), and take the next key where it is of that one."""
+    from cryptography import x509
+
+    holder_key = _pem_of_public_key(x509.load_pem_x509_certificate(certificate.encode("ascii")).public_key())
+    if (folder / _NEXT_KEY).exists() and _public_key_of(folder / _NEXT_KEY) == holder_key:
+        (folder / _NEXT_KEY).replace(folder / KEY)
+    _write_private_file(folder / CA, authority.encode("ascii"))
+    _write_private_file(folder / CERTIFICATE, certificate.encode("ascii"))
 
 
 def tls_context(folder: Path, server: bool = False) -> ssl.SSLContext:
@@ -157,15 +177,15 @@ def verify_peer(folder: Path, der: bytes) -> Identity:
     from cryptography.hazmat.primitives.serialization import Encoding
 
     certificate = x509.load_der_x509_certificate(der)
-    holder = _identity(certificate)
+    holder = _identity_of_certificate(certificate)
     own = folder / "devices" / holder.name if holder.role == DEVICE else folder / holder.role
     try:
-        known = _read_certificate(own / CERTIFICATE).public_bytes(Encoding.DER)
+        latest = _read_certificate(own / CERTIFICATE).public_bytes(Encoding.DER)
     except (OSError, ValueError):
-        known = b""
-    if known != der:
+        latest = b""
+    if latest != der:
         raise NotAdmitted(f"the certificate of {holder.name or holder.role} is revoked or replaced")
-    if not _valid_now(certificate):
+    if not _is_valid_now(certificate):
         raise NotAdmitted(f"the certificate of {holder.name or holder.role} has expired")
     return holder
 
@@ -177,7 +197,7 @@ def sign(folder: Path, content: bytes) -> bytes:
 
     key = load_pem_private_key((folder / KEY).read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return key.sign(content, ec.ECDSA(_hash()))
+    return key.sign(content, ec.ECDSA(_sha256()))
 
 
 def verify_signature(authority: Path, certificate: str, signature: bytes, content: bytes) -> Identity:
@@ -187,21 +207,21 @@ def verify_signature(authority: Path, certificate: str, signature: bytes, conten
     from cryptography.hazmat.primitives.asymmetric import ec
 
     try:
-        shown = x509.load_pem_x509_certificate(certificate.encode("ascii"))
-        shown.verify_directly_issued_by(_read_certificate(authority))
-        key = shown.public_key()
+        x509_certificate = x509.load_pem_x509_certificate(certificate.encode("ascii"))
+        x509_certificate.verify_directly_issued_by(_read_certificate(authority))
+        key = x509_certificate.public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise ValueError("a key of another kind")
-        key.verify(signature, content, ec.ECDSA(_hash()))
-        holder = _identity(shown)
+        key.verify(signature, content, ec.ECDSA(_sha256()))
+        holder = _identity_of_certificate(x509_certificate)
     except (ValueError, TypeError, InvalidSignature) as error:
         raise NotAdmitted(f"the signature does not hold: {error or 'it is of another key or content'}") from error
-    if not _valid_now(shown):
+    if not _is_valid_now(x509_certificate):
         raise NotAdmitted(f"the certificate of {holder.name or holder.role} has expired")
     return holder
 
 
-def _identity(certificate: Certificate) -> Identity:
+def _identity_of_certificate(certificate: Certificate) -> Identity:
     """The holder, from the one URI of the certificate."""
     from cryptography import x509
 
@@ -210,10 +230,10 @@ def _identity(certificate: Certificate) -> Identity:
         (uri,) = names.get_values_for_type(x509.UniformResourceIdentifier)
     except (x509.ExtensionNotFound, ValueError):
         raise NotAdmitted("the certificate names no role") from None
-    found = _URI.fullmatch(uri)
-    if found is None or (found[1] == DEVICE) != (found[2] is not None):
+    match = _URI.fullmatch(uri)
+    if match is None or (match[1] == DEVICE) != (match[2] is not None):
         raise NotAdmitted("the certificate names no role")
-    return Identity(found[1], found[2] or "", found[3] or "")
+    return Identity(match[1], match[2] or "", match[3] or "")
 
 
 def _load_or_make_authority(folder: Path) -> tuple[Certificate, EllipticCurvePrivateKey]:
@@ -229,17 +249,17 @@ def _load_or_make_authority(folder: Path) -> tuple[Certificate, EllipticCurvePri
             text = f"the authority in '{folder}' cannot be read: {error}"
             raise UsageError(text, "remove the folder: stepscope fleet up makes it anew") from error
         assert isinstance(key, ec.EllipticCurvePrivateKey)
-        if _valid_now(certificate, _RENEWED):
+        if _is_valid_now(certificate, _RENEWED):
             return certificate, key
-    key, name = _new_key(), _x509_name("Stepscope fleet")
-    builder = _builder(name, name, key.public_key(), _AUTHORITY_LASTS)
+    key, name = _generate_key(), _x509_name("Stepscope fleet")
+    builder = _certificate_builder(name, name, key.public_key(), _AUTHORITY_LASTS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    _write_private(folder / _AUTHORITY_KEY, _pem_of_key(key))
-    _write_private(folder / CA, _pem(builder.sign(key, _hash())))
+    _write_private_file(folder / _AUTHORITY_KEY, _pem_of_key(key))
+    _write_private_file(folder / CA, _pem_of_certificate(builder.sign(key, _sha256())))
     return _read_certificate(folder / CA), key
 
 
-def _issue(holder: Identity, key: Any, authority: Certificate, signer: EllipticCurvePrivateKey) -> bytes:
+def _issue_certificate(holder: Identity, key: Any, authority: Certificate, signer: EllipticCurvePrivateKey) -> bytes:
     """The certificate (PEM) of a public key. Its use keeps a device from being taken for a scheduler (RFC 5280)."""
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -248,15 +268,15 @@ def _issue(holder: Identity, key: Any, authority: Certificate, signer: EllipticC
     names: list[Any] = [x509.UniformResourceIdentifier(holder.uri), *([x509.DNSName(SCHEDULER)] if server else [])]
     use = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
     builder = (
-        _builder(_x509_name(holder.name or holder.role), authority.subject, key, _LASTS)
+        _certificate_builder(_x509_name(holder.name or holder.role), authority.subject, key, _LASTS)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([use]), critical=True)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     )
-    return _pem(builder.sign(signer, _hash()))
+    return _pem_of_certificate(builder.sign(signer, _sha256()))
 
 
-def _builder(subject: Any, issuer: Any, key: Any, lasts: datetime.timedelta) -> Any:
+def _certificate_builder(subject: Any, issuer: Any, key: Any, lasts: datetime.timedelta) -> Any:
     from cryptography import x509
 
     return (
@@ -265,8 +285,8 @@ def _builder(subject: Any, issuer: Any, key: Any, lasts: datetime.timedelta) -> 
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(_now() - _BEFORE)
-        .not_valid_after(_now() + lasts)
+        .not_valid_before(_utc_now() - _BEFORE)
+        .not_valid_after(_utc_now() + lasts)
     )
 
 
@@ -275,16 +295,16 @@ def _is_current_certificate(folder: Path, holder: Identity, authority: Certifica
     try:
         certificate = _read_certificate(folder / CERTIFICATE)
         certificate.verify_directly_issued_by(authority)
-        return _identity(certificate) == holder and _valid_now(certificate, _RENEWED)
+        return _identity_of_certificate(certificate) == holder and _is_valid_now(certificate, _RENEWED)
     except Exception:  # none, an earlier version's, another authority's: there is a new one then
         return False
 
 
-def _valid_now(certificate: Certificate, least: datetime.timedelta = datetime.timedelta(0)) -> bool:
-    return certificate.not_valid_before_utc <= _now() <= certificate.not_valid_after_utc - least
+def _is_valid_now(certificate: Certificate, least: datetime.timedelta = datetime.timedelta(0)) -> bool:
+    return certificate.not_valid_before_utc <= _utc_now() <= certificate.not_valid_after_utc - least
 
 
-def _now() -> datetime.datetime:
+def _utc_now() -> datetime.datetime:
     return datetime.datetime.now(datetime.timezone.utc)
 
 
@@ -294,7 +314,7 @@ def _read_certificate(path: Path) -> Certificate:
     return x509.load_pem_x509_certificate(path.read_bytes())
 
 
-def _new_key() -> EllipticCurvePrivateKey:
+def _generate_key() -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP256R1())
@@ -307,13 +327,13 @@ def _x509_name(name: str) -> Any:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _hash() -> Any:
+def _sha256() -> Any:
     from cryptography.hazmat.primitives import hashes
 
     return hashes.SHA256()
 
 
-def _pem(certificate: Certificate) -> bytes:
+def _pem_of_certificate(certificate: Certificate) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding
 
     return certificate.public_bytes(Encoding.PEM)
@@ -325,7 +345,7 @@ def _pem_of_key(key: EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _write_private(path: Path, content: bytes) -> None:
+def _write_private_file(path: Path, content: bytes) -> None:
     """Readable by its owner alone from its first byte; a reader sees the old or the new."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")

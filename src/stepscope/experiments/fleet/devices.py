@@ -22,7 +22,7 @@ from stepscope.experiments.fleet.certificates import (
 )
 from stepscope.experiments.fleet.gatherer import Device, DeviceInfo, connect
 from stepscope.experiments.fleet.hosts import TLS_FOLDER, Host, Hosts, SchedulerAddress, scheduler_of_hosts
-from stepscope.experiments.fleet.processes import AGENT, running_pid, start_process, stop_process
+from stepscope.experiments.fleet.processes import AGENT, read_state, running_pid, start_process, stop_process
 from stepscope.experiments.fleet.protocol import with_timeout
 from stepscope.liveness import is_running, process_identity
 from stepscope.runfolder.validation import DEVICE as DEVICE_SHAPE
@@ -66,40 +66,49 @@ def up(
     tied = None if lives_with is None else process_identity(lives_with)
     tls, folder = hosts.state_folder / TLS_FOLDER, hosts.state_folder / _SCHEDULER
     _make_folder(hosts.state_folder)
-    if make_certificates(tls, rotate):
+    settings = {"host": hosts.scheduler, "port": hosts.port, "forget_after_s": hosts.forget_after_s}
+    state = read_state(folder)
+    edited = any(state.get(key, value) != value for key, value in settings.items())
+    if make_certificates(tls, rotate) or edited:
         stop_process(folder)
     if running_pid(folder) is None:
-        orders = {"do": "schedule", "folder": str(folder), "host": hosts.scheduler, "port": hosts.port,
-                  "tls": str(tls), "forget_after_s": hosts.forget_after_s, "lives_with": tied}  # fmt: skip
+        orders = {"do": "schedule", "folder": str(folder), "tls": str(tls), **settings, "lives_with": tied}
         start_process(AGENT, orders, folder, _SCHEDULER_WITHIN_S)
-    return asyncio.run(_on_every_host(hosts, lambda host: _bring_up(hosts, host, rotate, tied), says))
+    return asyncio.run(_run_on_every_host(hosts, lambda host: _start_worker_on_host(hosts, host, rotate, tied), says))
 
 
 def revoke_host(hosts: Hosts, name: str) -> bool:
     """Revoke the certificate of a host; whether it had one. UnknownName where the hosts.toml names no such host."""
-    known = [host.name for host in hosts.hosts]
-    if name not in known:
-        raise UnknownName("host", name, known)
+    names = [host.name for host in hosts.hosts]
+    if name not in names:
+        raise UnknownName("host", name, names)
     return revoke(hosts.state_folder / TLS_FOLDER, name)
 
 
 def down(hosts: Hosts, says: Callable[[HostState], None] = lambda state: None) -> list[HostState]:
     """End the workers and then the scheduler; runs that were not gathered stay on their devices."""
+    authority = hosts.state_folder / TLS_FOLDER / CA
+    fleet = {
+        "scheduler": scheduler_of_hosts(hosts).url,
+        "ca": authority.read_text("ascii") if authority.exists() else "",
+    }
 
     async def end(host: Host) -> dict[str, Any]:
-        return await send_orders(host, {"do": "stop", "folder": _folder(hosts, host)})
+        return await send_orders(
+            host, {"do": "stop", "folder": _folder_on_device(hosts, host), "name": host.name, **fleet}
+        )
 
-    states = asyncio.run(_on_every_host(hosts, end, says))
+    states = asyncio.run(_run_on_every_host(hosts, end, says))
     stop_process(hosts.state_folder / _SCHEDULER)
     return states
 
 
 def query_device_states(where: SchedulerAddress, patience_s: float = 5.0) -> list[DeviceState]:
     """The devices that the scheduler knows now; one that does not answer in time is at work."""
-    return asyncio.run(_device_states(where, patience_s))
+    return asyncio.run(_query_device_states(where, patience_s))
 
 
-async def _device_states(where: SchedulerAddress, patience_s: float) -> list[DeviceState]:
+async def _query_device_states(where: SchedulerAddress, patience_s: float) -> list[DeviceState]:
     async with connect(where) as gatherer:
 
         async def state_of(device: Device) -> DeviceState:
@@ -113,21 +122,23 @@ async def _device_states(where: SchedulerAddress, patience_s: float) -> list[Dev
         return list(await asyncio.gather(*(state_of(device) for device in await gatherer.devices())))
 
 
-async def _on_every_host(hosts: Hosts, do: Any, says: Callable[[HostState], None]) -> list[HostState]:
+async def _run_on_every_host(hosts: Hosts, do: Any, says: Callable[[HostState], None]) -> list[HostState]:
     async def one(host: Host) -> HostState:
         try:
-            found = HostState(host, await do(host))
+            state = HostState(host, await do(host))
         except StepscopeError as error:
-            found = HostState(host, None, error)
-        says(found)
-        return found
+            state = HostState(host, None, error)
+        says(state)
+        return state
 
     return list(await asyncio.gather(*(one(host) for host in hosts.hosts)))
 
 
-async def _bring_up(hosts: Hosts, host: Host, rotate: bool, lives_with: Mapping[str, Any] | None) -> dict[str, Any]:
+async def _start_worker_on_host(
+    hosts: Hosts, host: Host, rotate: bool, lives_with: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """The host looks at its version and sensors first, and starts nothing that cannot be used."""
-    tls, folder = hosts.state_folder / TLS_FOLDER, _folder(hosts, host)
+    tls, folder = hosts.state_folder / TLS_FOLDER, _folder_on_device(hosts, host)
     order = {"version": __version__, "folder": folder}
     about = await send_orders(host, {"do": "meet", **order, "rotate": rotate})
     certificate = issue_or_reuse_certificate(tls, Identity(DEVICE, host.name, host.board), str(about.get("public_key")))
@@ -139,7 +150,7 @@ async def _bring_up(hosts: Hosts, host: Host, rotate: bool, lives_with: Mapping[
     return {**about, **began}
 
 
-def _folder(hosts: Hosts, host: Host) -> str:
+def _folder_on_device(hosts: Hosts, host: Host) -> str:
     """Return the folder on the device; every fleet uses the same one, so that only one worker runs at a time."""
     if host.folder is not None:
         return host.folder
@@ -175,7 +186,7 @@ async def send_orders(host: Host, orders: Mapping[str, Any]) -> dict[str, Any]:
     command = [host.python, "-m", AGENT]
     text = json.dumps(orders)
     try:
-        code, printed, said = await with_timeout(
+        code, printed, errors = await with_timeout(
             _run_here(command, text) if host.local else _run_over_ssh(host, command, text), _HOST_WITHIN_S
         )
     except asyncio.TimeoutError:
@@ -186,7 +197,9 @@ async def send_orders(host: Host, orders: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError("no object")
     except (ValueError, IndexError):
         how = "it ended without an exit code" if code is None else f"exit code {code}"
-        raise HostFailed(f"{host.name}: {how}: {_last(said)}", _advice(host, said)) from None
+        raise HostFailed(
+            f"{host.name}: {how}: {_last_printed_line(errors)}", _installation_hint(host, errors)
+        ) from None
     if "refused" in answer:
         raise HostFailed(f"{host.name}: {answer['refused']}", answer.get("hint"))
     return dict(answer)
@@ -219,11 +232,12 @@ async def _run_over_ssh(host: Host, command: list[str], text: str) -> tuple[int 
         "username": user or None,
         "known_hosts": host.known_hosts,
         "client_keys": None if host.key is None else [host.key],
+        "port": host.ssh_port,  # else that of ~/.ssh/config
     }
     options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     try:
         async with (
-            asyncssh.connect(address, host.ssh_port, connect_timeout=_CONNECT_S, **options) as connection,
+            asyncssh.connect(address, connect_timeout=_CONNECT_S, **options) as connection,
             connection.create_process(shlex.join(command)) as process,
         ):
             process.stdin.write(text)
@@ -234,25 +248,26 @@ async def _run_over_ssh(host: Host, command: list[str], text: str) -> tuple[int 
         hint = f"ssh {host.address} once by hand, and check its key"
         raise HostFailed(f"{host.name}: its host key is not known: {error}", hint) from error
     except (OSError, asyncssh.Error) as error:
-        said = f"{host.name}: cannot be reached at {host.address} port {host.ssh_port}: {error}"
-        raise HostFailed(said, f"try: ssh -p {host.ssh_port} {host.address}") from error
+        place, option = ("", "") if host.ssh_port is None else (f" port {host.ssh_port}", f"-p {host.ssh_port} ")
+        text = f"{host.name}: cannot be reached at {host.address}{place}: {error}"
+        raise HostFailed(text, f"try: ssh {option}{host.address}") from error
     return code, out, err
 
 
 async def _read_limited(stream: Any) -> str:
     """What a host prints; the first _MOST_PRINTED characters of what has no end."""
-    found: list[str] = []
-    while sum(map(len, found)) < _MOST_PRINTED and (part := await stream.read(1 << 16)):
-        found.append(str(part))
-    return "".join(found)
+    texts: list[str] = []
+    while sum(map(len, texts)) < _MOST_PRINTED and (part := await stream.read(1 << 16)):
+        texts.append(str(part))
+    return "".join(texts)
 
 
-def _last(said: str) -> str:
-    lines = said.strip().splitlines()
+def _last_printed_line(text: str) -> str:
+    lines = text.strip().splitlines()
     return lines[-1][-_MESSAGE_LENGTH:] if lines else "it printed nothing"
 
 
-def _advice(host: Host, said: str) -> str:
-    if "No module named" in said and "stepscope" in said:
+def _installation_hint(host: Host, errors: str) -> str:
+    if "No module named" in errors and "stepscope" in errors:
         return f"install Stepscope there with the extra: {host.python} -m pip install 'stepscope[fleet]'"
     return 'name the Python that has Stepscope: [[host]] python = "/home/me/venv/bin/python"'

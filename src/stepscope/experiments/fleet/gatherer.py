@@ -7,6 +7,7 @@ import base64
 import contextlib
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from stepscope.errors import FleetError, RunDamaged
 from stepscope.experiments.fleet.certificates import CA, DEVICE, Identity, NotAdmitted, verify_signature
 from stepscope.experiments.fleet.hosts import SchedulerAddress
 from stepscope.experiments.fleet.protocol import BadMessage, Head, Link, open_link, parse_message, with_timeout
-from stepscope.experiments.fleet.worker import Piece, clock_ns
+from stepscope.experiments.fleet.worker import Piece
 from stepscope.runfolder.validation import DEVICE as DEVICE_SHAPE
 from stepscope.runfolder.validation import Fields, FileName, IntegerRange
 
@@ -108,26 +109,28 @@ class Gatherer:
     async def devices(self) -> list[Device]:
         """Return the devices that are there now; SchedulerLost where the scheduler does not say."""
         try:
-            _, body = await self._ask({"do": "devices"}, b"", _ANSWERS_WITHIN_S)
+            _, body = await self._request_answer({"do": "devices"}, b"", _ANSWERS_WITHIN_S)
         except asyncio.TimeoutError as error:
             raise SchedulerLost("the scheduler does not answer") from error
-        return [Device(**found) for found in parse_message(body, _DEVICES, ("devices",))["devices"]]
+        return [Device(**fields) for fields in parse_message(body, _DEVICES, ("devices",))["devices"]]
 
     async def ask(self, device: Device, do: str, within_s: float = ASKED_WITHIN_S, **arguments: Any) -> bytes:
         """Return what a device answers to an order, unchecked, after whatever is going on there."""
         try:
-            head, body = await self._ask({"do": do, "to": device.address}, json.dumps(arguments).encode(), within_s)
+            head, body = await self._request_answer(
+                {"do": do, "to": device.address}, json.dumps(arguments).encode(), within_s
+            )
         except asyncio.TimeoutError as error:
             raise DeviceUnfit(f"{device.name}: no answer within {within_s:g} s") from error
         if head.get("gone"):
             raise DeviceLost(f"{device.name} went away")
         if not head.get("ok"):
             with _reject_false_answers(device):
-                said = parse_message(body, {"error": str}, ("error",))["error"]
-            raise DeviceUnfit(f"{device.name}: {said[:_MOST_ERROR]}")
+                reason = parse_message(body, {"error": str}, ("error",))["error"]
+            raise DeviceUnfit(f"{device.name}: {reason[:_MOST_ERROR]}")
         return body
 
-    async def _ask(self, head: Head, body: bytes, within_s: float) -> tuple[Head, bytes]:
+    async def _request_answer(self, head: Head, body: bytes, within_s: float) -> tuple[Head, bytes]:
         if self._lost is not None:
             raise self._lost
         number = next(self._ids)
@@ -152,15 +155,15 @@ class Gatherer:
             about = parse_message(body, _FACTS, ("device", "versions", "unix_ns"))
         there = about["versions"].get("stepscope")
         if there != __version__:
-            said = f"{device.name} has Stepscope {there}, and this machine {__version__}"
-            raise OtherVersion(said, "install the same version on both; stepscope fleet up checks it")
-        tries = [await self._clock(device) for _ in range(3)]
+            text = f"{device.name} has Stepscope {there}, and this machine {__version__}"
+            raise OtherVersion(text, "install the same version on both; stepscope fleet up checks it")
+        tries = [await self._measure_clock_offset(device) for _ in range(3)]
         offset_s, within_s = min(tries, key=lambda attempt: attempt[1])
         return DeviceInfo(about, offset_s, within_s)
 
-    async def _clock(self, device: Device) -> tuple[float, float]:
+    async def _measure_clock_offset(self, device: Device) -> tuple[float, float]:
         """Return how far its clock is ahead of ours, and half of how long the question took, s."""
-        sent_ns, here_ns = monotonic_ns(), clock_ns()
+        sent_ns, here_ns = monotonic_ns(), time.time_ns()
         body = await self.ask(device, "clock")
         with _reject_false_answers(device):
             there_ns = parse_message(body, {"unix_ns": int}, ("unix_ns",))["unix_ns"]
@@ -183,14 +186,14 @@ class Gatherer:
                 raise BadMessage(f"it ended with the status {ended['status'][:40]!r}")
         return EndedRun({"reason": None, "run": None, **ended}, signed)
 
-    async def fetch_file_pieces(self, device: Device, sweep: str, name: str, wanted: Sequence[Piece]) -> list[bytes]:
+    async def fetch_file_pieces(self, device: Device, sweep: str, name: str, pieces: Sequence[Piece]) -> list[bytes]:
         """Fetch parts of the files of a run; RunDamaged where they are not as large as was asked."""
-        body = await self.ask(device, "pieces", sweep=sweep, name=name, wanted=list(wanted))
-        asked_bytes = sum(size for *_, size in wanted)
+        body = await self.ask(device, "pieces", sweep=sweep, name=name, pieces=list(pieces))
+        asked_bytes = sum(size for *_, size in pieces)
         if len(body) != asked_bytes:
             raise RunDamaged(f"the device sent {len(body)} bytes in the place of {asked_bytes}", "look at the device")
-        ends = list(itertools.accumulate(size for *_, size in wanted))
-        return [body[end - size : end] for end, (*_, size) in zip(ends, wanted, strict=True)]
+        ends = list(itertools.accumulate(size for *_, size in pieces))
+        return [body[end - size : end] for end, (*_, size) in zip(ends, pieces, strict=True)]
 
     async def forget(self, device: Device, sweep: str, name: str) -> None:
         """Let the device remove a run that is home."""

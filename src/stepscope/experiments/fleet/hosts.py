@@ -44,7 +44,7 @@ def scheduler_address(text: str, tls: Path | None = None) -> SchedulerAddress:
 
 def scheduler_of_hosts(hosts: Hosts) -> SchedulerAddress:
     """The scheduler that `stepscope fleet up` starts for these hosts."""
-    url = f"tls://{_bracketed(hosts.scheduler)}:{hosts.port}"
+    url = f"tls://{_bracket_ipv6(hosts.scheduler)}:{hosts.port}"
     return SchedulerAddress(url, hosts.state_folder / TLS_FOLDER / GATHERER, hosts)
 
 
@@ -56,7 +56,7 @@ def require_libraries() -> None:
         raise MissingDependency(text, f"{sys.executable} -m pip install 'stepscope[fleet]'")
 
 
-def _bracketed(host: str) -> str:
+def _bracket_ipv6(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
@@ -75,7 +75,7 @@ class Host:
     board: str
     local: bool = False
     address: str | None = None  # user@host, as ssh takes it
-    ssh_port: int = 22
+    ssh_port: int | None = None  # null: the one of ~/.ssh/config, or 22
     python: str = "python3"  # on the device, with Stepscope installed
     folder: str | None = None  # on the device, for runs that have not been gathered yet
     key: str | None = None
@@ -123,10 +123,10 @@ def read_hosts(path: Path) -> Hosts:
     fleet, listed = content.get("fleet", {}), content.get("host", [])
     if not isinstance(fleet, dict) or not isinstance(listed, list) or not listed:
         raise UsageError(f"'{path}' names no device", "add a [[host]] with name and address for each")
-    hosts = tuple(_host(path, index, entry) for index, entry in enumerate(listed, 1))
+    hosts = tuple(_parse_host(path, index, entry) for index, entry in enumerate(listed, 1))
     _refuse_twice(path, "name", [host.name for host in hosts])
-    _refuse_twice(path, "address", [f"{h.address}:{h.ssh_port}" for h in hosts if h.address])
-    return _fleet(path, fleet, hosts)
+    _refuse_twice(path, "address", [f"{h.address}:{h.ssh_port or 22}" for h in hosts if h.address])
+    return _parse_fleet(path, fleet, hosts)
 
 
 def check_name(what: str, name: object) -> str:
@@ -141,7 +141,7 @@ def is_loopback(host: str) -> bool:
     return host in _LOOPBACK or host.startswith("127.")
 
 
-def _fleet(path: Path, fleet: Mapping[str, Any], hosts: tuple[Host, ...]) -> Hosts:
+def _parse_fleet(path: Path, fleet: Mapping[str, Any], hosts: tuple[Host, ...]) -> Hosts:
     _refuse_unknown_keys(path, "[fleet]", fleet, ("scheduler", "port", "tls", "forget_after_s", "alone_s"))
     scheduler = _typed_value(path, "[fleet]", fleet, "scheduler", str, "127.0.0.1")
     port = _typed_value(path, "[fleet]", fleet, "port", int, 8786)
@@ -163,7 +163,7 @@ def _fleet(path: Path, fleet: Mapping[str, Any], hosts: tuple[Host, ...]) -> Hos
     return Hosts(path, hosts, scheduler, port, silence_s, alone_s)
 
 
-def _host(path: Path, place: int, content: Mapping[str, Any]) -> Host:
+def _parse_host(path: Path, place: int, content: Mapping[str, Any]) -> Host:
     where = f"host {place}"
     if not isinstance(content, dict):
         raise UsageError(f"'{path}': {where} is not a table", "begin each with [[host]]")
@@ -180,7 +180,7 @@ def _host(path: Path, place: int, content: Mapping[str, Any]) -> Host:
     texts = {key: _typed_value(path, name, content, key, str, None) for key in ("folder", "key", "known_hosts")}
     return Host(
         name, board, local, address or None,
-        _typed_value(path, name, content, "ssh_port", int, 22),
+        _typed_value(path, name, content, "ssh_port", int, None),
         _typed_value(path, name, content, "python", str, sys.executable if local else "python3"),
         environment=dict(environment), **texts,
     )  # fmt: skip
@@ -193,10 +193,12 @@ def _typed_value(path: Path, where: str, content: Mapping[str, Any], key: str, k
     return value
 
 
-def _refuse_unknown_keys(path: Path, where: str, content: Mapping[str, Any], known: Iterable[str]) -> None:
-    other = sorted(set(content) - set(known))
+def _refuse_unknown_keys(path: Path, where: str, content: Mapping[str, Any], allowed_keys: Iterable[str]) -> None:
+    other = sorted(set(content) - set(allowed_keys))
     if other:
-        raise UsageError(f"'{path}': {where}: nothing is known of {', '.join(other)}", f"known: {', '.join(known)}")
+        raise UsageError(
+            f"'{path}': {where}: nothing is known of {', '.join(other)}", f"known: {', '.join(allowed_keys)}"
+        )
 
 
 def _refuse_twice(path: Path, what: str, values: list[str]) -> None:

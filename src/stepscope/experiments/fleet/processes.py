@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import FleetError, UsageError
-from stepscope.experiments.fleet.certificates import keep_certificate
 from stepscope.files import read_json_object, replace_json
 from stepscope.liveness import is_process_of_run_alive
 
+AGENT = "stepscope.experiments.fleet.agent"  # the module that takes orders
 _LOCK, _STATE, _LOG = "process.lock", "state.json", "log.txt"
 _POLL_S = 0.05
 _WATCH_S = 1.0
@@ -108,16 +108,18 @@ def start_process(module: str, orders: Mapping[str, Any], folder: Path, within_s
         pipe.write(json.dumps(orders).encode())
     until = time.monotonic() + within_s
     while time.monotonic() < until:
-        said = read_state(folder) if running_pid(folder) == child.pid else {}
-        if said and "error" not in said:
-            return said
+        state = read_state(folder) if running_pid(folder) == child.pid else {}
+        if state and "error" not in state:
+            return state
         if child.poll() is not None:
-            raise NotStarted(f"it ended with exit code {child.returncode}: {_last_words(folder)}", _where(folder))
+            raise NotStarted(
+                f"it ended with exit code {child.returncode}: {_last_log_lines(folder)}", _log_hint(folder)
+            )
         time.sleep(_POLL_S)
     child.kill()
     child.wait()
     error = read_state(folder).get("error")
-    raise NotStarted(f"it was not ready within {within_s:g} s: {error or _last_words(folder)}", _where(folder))
+    raise NotStarted(f"it was not ready within {within_s:g} s: {error or _last_log_lines(folder)}", _log_hint(folder))
 
 
 def stop_process(folder: Path, within_s: float = 10.0) -> bool:
@@ -136,48 +138,10 @@ def stop_process(folder: Path, within_s: float = 10.0) -> bool:
     return True
 
 
-def _last_words(folder: Path) -> str:
+def _last_log_lines(folder: Path) -> str:
     lines = (folder / _LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return " / ".join(lines[-_LOG_LINES:]) or "it printed nothing"
 
 
-def _where(folder: Path) -> str:
+def _log_hint(folder: Path) -> str:
     return f"all that it printed is in {folder / _LOG}"
-
-
-AGENT = "stepscope.experiments.fleet.agent"  # the module that takes orders
-_WITHIN_S = 60.0  # a small board takes long to import
-
-
-def start_worker(orders: Mapping[str, Any]) -> dict[str, Any]:
-    """Start the worker unless it runs. orders: folder, scheduler, name, board, ca and certificate (PEM), environment.
-
-    Of a worker of this machine also lives_with, of any alone_s: see `run_worker`.
-    A certificate that is new is used from the next connection on.
-    One folder is one device: UsageError where the worker of another fleet or name runs in it.
-    """
-    folder = Path(orders["folder"]).expanduser()
-    wanted = {"do": "work", **{key: orders[key] for key in ("scheduler", "name", "board", "environment")}}
-    running = _check_running(folder, wanted) if running_pid(folder) is not None else None
-    keep_certificate(folder / "tls", orders["ca"], orders["certificate"])
-    if running is not None:
-        return running
-    ends = {key: orders[key] for key in ("lives_with", "alone_s") if orders.get(key) is not None}
-    said = start_process(AGENT, {**wanted, **ends, "folder": str(folder)}, folder, _WITHIN_S)
-    return {**said, "pid": running_pid(folder), "began": True}
-
-
-def stop_worker(orders: Mapping[str, Any]) -> dict[str, Any]:
-    """End the worker of this folder. orders: folder."""
-    return {"stopped": stop_process(Path(orders["folder"]).expanduser())}
-
-
-def _check_running(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    said = read_state(folder)
-    other = {key: said[key] for key in ("scheduler", "name", "board") if said.get(key, wanted[key]) != wanted[key]}
-    if other:
-        what = ", ".join(f"{key} {value}" for key, value in other.items())
-        raise UsageError(
-            f"a worker runs in '{folder}' already, with {what}", "one device takes one worker: end that one"
-        )
-    return {**said, "pid": running_pid(folder), "began": False}

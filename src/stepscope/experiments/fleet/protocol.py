@@ -77,12 +77,12 @@ class Link:
     def certificate(self) -> bytes:
         """The certificate that the peer has shown (DER)."""
         try:
-            found: bytes | None = self._writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            der: bytes | None = self._writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         except AttributeError as error:  # asyncio has taken the connection apart
             raise ConnectionResetError("the peer is gone") from error
-        if found is None:
+        if der is None:
             raise BadMessage("a peer without a certificate")
-        return found
+        return der
 
     async def send(self, head: Mapping[str, Any], body: bytes = b"") -> None:
         """Send a message; ConnectionError where the peer is gone or does not take it."""
@@ -130,22 +130,22 @@ async def open_link(url: str, tls: Path) -> tuple[Link, Head]:
         opened = asyncio.open_connection(parts.hostname, parts.port, ssl=context, server_hostname=SCHEDULER)
         link = Link(*await with_timeout(opened, _TRY_S))
     except (OSError, asyncio.TimeoutError) as error:
-        raise _unreachable(url, error) from error
+        raise _unreachable_error(url, error) from error
     try:
         hello, _ = await link.receive(_TRY_S)  # with TLS 1.3 a refusal comes after the handshake
     except (OSError, BadMessage) as error:
         link.close()
-        raise _unreachable(url, error.__cause__ or error, refused=True) from error
+        raise _unreachable_error(url, error.__cause__ or error, refused=True) from error
     return link, hello
 
 
-def _unreachable(url: str, error: BaseException, refused: bool = False) -> FleetUnreachable:
+def _unreachable_error(url: str, error: BaseException, refused: bool = False) -> FleetUnreachable:
     if refused or isinstance(error, ssl.SSLError):
         hint = "scheduler, devices and gatherer need certificates of one authority: stepscope fleet up makes them"
-        said = str(error) or type(error).__name__
-        return FleetUnreachable(f"the scheduler at {url} does not take this TLS material: {said}", hint)
-    said = str(error) or type(error).__name__
-    return FleetUnreachable(f"no scheduler answers at {url}: {said}", "start it: stepscope fleet up hosts.toml")
+        reason = str(error) or type(error).__name__
+        return FleetUnreachable(f"the scheduler at {url} does not take this TLS material: {reason}", hint)
+    reason = str(error) or type(error).__name__
+    return FleetUnreachable(f"no scheduler answers at {url}: {reason}", "start it: stepscope fleet up hosts.toml")
 
 
 def parse_message(

@@ -50,7 +50,7 @@ async def _serve_until_signal(folder: Path, orders: Mapping[str, Any]) -> None:
         asyncio.get_running_loop().add_signal_handler(number, end.set)
     scheduler = Scheduler(Path(orders["tls"]), float(orders["forget_after_s"]))
     async with scheduler.listening(orders["host"], orders["port"]):
-        publish_state(folder, {"address": f"tls://{orders['host']}:{orders['port']}"})
+        publish_state(folder, {key: orders[key] for key in ("host", "port", "forget_after_s")})
         watch = asyncio.ensure_future(set_event_when_unneeded(folder, orders.get("lives_with"), end))
         await end.wait()
         watch.cancel()

@@ -21,7 +21,7 @@ from typing import Any
 import polars as pl
 
 from stepscope.errors import FleetError, OutputNotWritable, RunDamaged, SchemaTooNew, UnknownName, UsageError
-from stepscope.experiments.engine.folder import SweepFolder, translate_sweep_write_errors
+from stepscope.experiments.engine.folder import SweepFolder, fact_differences, translate_sweep_write_errors
 from stepscope.experiments.engine.process import Outcome
 from stepscope.experiments.engine.sweep_points import SweepPoint, WorkloadEntry, find_entries
 from stepscope.experiments.fleet.gatherer import (
@@ -37,10 +37,11 @@ from stepscope.experiments.fleet.gatherer import (
 )
 from stepscope.experiments.fleet.hosts import SchedulerAddress, check_name
 from stepscope.experiments.fleet.protocol import FleetUnreachable, with_timeout
-from stepscope.experiments.fleet.worker import Piece, gather_run, path_inside
+from stepscope.experiments.fleet.worker import NoRoomForRun, Piece, gather_run, path_inside
 from stepscope.experiments.suite import SuiteRun
-from stepscope.experiments.suite.plan import LONGEST_COOLING_S, chosen_entries, sweep_grid, sweep_plan
+from stepscope.experiments.suite.plan import chosen_entries, comparable_facts, sweep_grid, sweep_plan
 from stepscope.experiments.suite.results import results_of_folder, settings_table
+from stepscope.experiments.suite.rules import LONGEST_COOLING_S
 from stepscope.experiments.suite.sweep import add_cooling_facts, adopt_finished, orders_of, result_of, skip_result
 from stepscope.files import replace_json
 from stepscope.units import plural
@@ -84,11 +85,10 @@ def run_fleet_sweep(
             locks.enter_context(sweep.locked())
         boards = {name: BoardQueue(name, sweep) for name, sweep in folder.boards.items()}
         asyncio.run(_FleetRunner(folder, boards, tuple(child), watch, wait_s).work(where))
-    left = {name: len(board.remaining()) for name, board in boards.items() if board.remaining()}
-    if left:
-        text = ", ".join(f"{name} ({plural(count, 'run')} not made)" for name, count in left.items())
-        go_on = f"bring them back, then: stepscope suite run --fleet ... --resume --out {folder.path}"
-        raise FleetIncomplete(f"no device of these boards is there any more: {text}", go_on)
+    missing = [f"{name} ({text})" for name, board in boards.items() if (text := board.missing_runs())]
+    if missing:
+        go_on = f"bring their devices back, then: stepscope suite run --fleet ... --resume --out {folder.path}"
+        raise FleetIncomplete(f"these boards have not made all of their runs: {', '.join(missing)}", go_on)
 
 
 class _FleetRunner:
@@ -106,7 +106,8 @@ class _FleetRunner:
         self._at_work: dict[Device, asyncio.Task[None]] = {}
         self._not_used: set[str] = set()  # addresses: who joins again has another one
         self._gone: set[str] = set()
-        self._seen_s = dict.fromkeys(boards, monotonic())  # when a device of the board was last there
+        self._looked_s = monotonic()  # when the scheduler was last asked who is there
+        self._seen_s = dict.fromkeys(boards, self._looked_s)  # when a device of the board was last there
         self._answered = False
 
     async def work(self, where: SchedulerAddress) -> None:
@@ -115,11 +116,13 @@ class _FleetRunner:
             try:
                 async with connect(where) as gatherer:
                     if not self._answered:
-                        self._answered, self._seen_s = True, dict.fromkeys(self._boards, monotonic())
+                        self._answered, self._looked_s = True, monotonic()
+                        self._seen_s = dict.fromkeys(self._boards, self._looked_s)
                     await self._run_connected(gatherer)
             except (FleetUnreachable, SchedulerLost) as error:
                 if not self._answered:
                     raise
+                self._looked_s = monotonic()
                 self._watch.says(f"{error}; waiting for it")
                 await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -127,35 +130,38 @@ class _FleetRunner:
         try:
             while self._has_work_left():
                 there = await gatherer.devices()
-                await self._cancel_devices([device for device in self._at_work if device not in there], gone=True)
-                self._set_to_work(gatherer, there)
-                ended = await _first_of(self._at_work.values())
+                await self._cancel_devices(
+                    [device for device in self._at_work if device not in there], counts_as_try=True
+                )
+                self._assign_devices(gatherer, there)
+                ended = await _wait_for_first(self._at_work.values())
                 for device in [device for device, task in self._at_work.items() if task in ended]:
                     self._at_work.pop(device).result()  # what went wrong here, not there, ends the sweep
         finally:
-            await self._cancel_devices(list(self._at_work), gone=False)
+            await self._cancel_devices(list(self._at_work), counts_as_try=False)
 
-    def _set_to_work(self, gatherer: Gatherer, there: Sequence[Device]) -> None:
+    def _assign_devices(self, gatherer: Gatherer, there: Sequence[Device]) -> None:
+        self._looked_s = monotonic()
         for device in there:
             board = self._boards.get(device.board)
             if board is None or device.address in self._not_used:
                 continue
-            self._seen_s[device.board] = monotonic()
+            self._seen_s[device.board] = self._looked_s
             if board.waiting and device not in self._at_work:
                 self._at_work[device] = asyncio.create_task(self._run_board_on_device(gatherer, device, board))
 
     def _has_work_left(self) -> bool:
         """Return whether something is left to do for a board that is there, or was a short while ago."""
-        since, at_work = monotonic() - self._wait_s, {device.board for device in self._at_work}
+        since, at_work = self._looked_s - self._wait_s, {device.board for device in self._at_work}
         return any(
             board.remaining() and (name in at_work or self._seen_s[name] >= since)
             for name, board in self._boards.items()
         )
 
-    async def _cancel_devices(self, devices: Sequence[Device], gone: bool) -> None:
-        """No longer wait for these; `gone`: since they are no longer there, which counts as a try."""
+    async def _cancel_devices(self, devices: Sequence[Device], counts_as_try: bool) -> None:
+        """No longer wait for these; where they are no longer there, what they were at `counts_as_try`."""
         tasks = [self._at_work.pop(device) for device in devices]
-        if gone:
+        if counts_as_try:
             self._gone |= {device.address for device in devices}
         for task in tasks:
             task.cancel()
@@ -166,8 +172,8 @@ class _FleetRunner:
     async def _run_board_on_device(self, gatherer: Gatherer, device: Device, board: BoardQueue) -> None:
         """Run after run, as long as its board has some waiting."""
         try:
-            met = await gatherer.query_device_info(device, _longest_s(board))
-            self._folder.record_board(device.board, met.about)
+            met = await gatherer.query_device_info(device, _answer_timeout_s(board))
+            self._folder.record_board(device, met.about)
             if abs(met.offset_s) > _CLOCK_S + met.within_s:
                 self._watch.says(
                     f"{device.name}: its clock is {met.offset_s:+.1f} s from ours; no result depends on it"
@@ -187,7 +193,7 @@ class _FleetRunner:
             result = skip_result(point, board.before(point), board.ended) or adopt_finished(board.sweep, point)
             if result is None:
                 self._watch.begins(device, point)
-                result = await self._run(gatherer, device, board, point, met)
+                result = await self._run_and_fetch(gatherer, device, board, point, met)
             board.record_result(point, result)
         except BaseException as error:
             why = self._loss_reason(device, error)
@@ -200,6 +206,8 @@ class _FleetRunner:
             if not isinstance(error, RunDamaged):
                 raise
             self._watch.says(f"{device.name}: {error}")
+            if result is None and board.tries(point) == 1:
+                return  # the device still has the run: it is fetched once more before it is made anew
         else:
             self._watch.ends(board.name, device, point, result)
         await gatherer.forget(device, self._folder.id, point.id)
@@ -210,7 +218,7 @@ class _FleetRunner:
             return f"{device.name} went away" if device.address in self._gone else None
         return str(error) if isinstance(error, (DeviceLost, RunDamaged)) else None
 
-    async def _run(
+    async def _run_and_fetch(
         self, gatherer: Gatherer, device: Device, board: BoardQueue, point: SweepPoint, met: DeviceInfo
     ) -> dict[str, Any]:
         """Have it made, and bring it home."""
@@ -220,46 +228,48 @@ class _FleetRunner:
             "spec": orders_of(point, plan["rules"]),
             "source": _script_text(board, point),
         }
-        made = await gatherer.request_run(device, _longest_s(board), *name, **orders)
-        if made.ended["disk_full"]:
+        ended_run = await gatherer.request_run(device, _answer_timeout_s(board), *name, **orders)
+        if ended_run.ended["disk_full"]:
             with contextlib.suppress(DeviceLost):
                 await gatherer.forget(device, *name)
             raise DeviceUnfit(f"{device.name}: its disk is full")
         try:
-            result = await self._fetch_run_files(gatherer, device, board, point, made)
+            result = await self._fetch_run_files(gatherer, device, board, point, ended_run)
         except (OutputNotWritable, RunDamaged, DeviceLost, DeviceUnfit, SchedulerLost):
             raise
         except Exception as error:  # of what the device sent: it ends no other board's runs
             raise RunDamaged(f"a run of {device.name} cannot be read: {type(error).__name__}: {error}") from error
-        clock, slept_s = {"offset_s": met.offset_s, "within_s": met.within_s}, made.ended["slept_s"]
+        clock, slept_s = {"offset_s": met.offset_s, "within_s": met.within_s}, ended_run.ended["slept_s"]
         slept = [f"the device slept for {slept_s:.1f} s in its midst"] if slept_s > _SLEPT_S else []
         return {**result, "flags": [*result.get("flags", []), *slept], "made_by": device.name, "clock": clock}
 
     async def _fetch_run_files(
-        self, gatherer: Gatherer, device: Device, board: BoardQueue, point: SweepPoint, made: EndedRun
+        self, gatherer: Gatherer, device: Device, board: BoardQueue, point: SweepPoint, ended_run: EndedRun
     ) -> dict[str, Any]:
         """Fetch the files that the device has signed for, and keep what it signed."""
-        ended, where = made.ended, board.sweep.run_folder(point)
+        ended, where = ended_run.ended, board.sweep.run_folder(point)
 
-        async def fetch(wanted: Sequence[Piece]) -> Sequence[bytes]:
-            return await gatherer.fetch_file_pieces(device, self._folder.id, point.id, wanted)
+        async def fetch(pieces: Sequence[Piece]) -> Sequence[bytes]:
+            return await gatherer.fetch_file_pieces(device, self._folder.id, point.id, pieces)
 
         offered_bytes = sum(file["size_bytes"] for file in ended["files"])
         within_s = _GATHERED_WITHIN_S + offered_bytes / _LEAST_BYTES_PER_S
         try:
             await with_timeout(gather_run(board.sweep, where, ended["files"], fetch), within_s)
+        except NoRoomForRun as error:
+            raise DeviceUnfit(f"{device.name}: {error}, and it stays on the device") from error
         except asyncio.TimeoutError as error:
             raise DeviceUnfit(f"{device.name}: its files did not come within {within_s:.0f} s") from error
         signatures = board.sweep.path / "signatures"
         with translate_sweep_write_errors(board.sweep.path):
             signatures.mkdir(exist_ok=True)
-            replace_json(signatures / f"{point.id}.json", dict(made.signed), durable=True)
+            replace_json(signatures / f"{point.id}.json", dict(ended_run.signed), durable=True)
         run = None if ended["run"] is None else path_inside(where, ended["run"])
         outcome = Outcome(ended["status"], ended["reason"], run, ended["wall_s"])
         return add_cooling_facts(await asyncio.to_thread(result_of, board.sweep, point, outcome), ended["cooled"])
 
 
-def _longest_s(board: BoardQueue) -> float:
+def _answer_timeout_s(board: BoardQueue) -> float:
     """How long a device may be silent about an order: a run of before it, its own, and their pauses, s."""
     rules = board.sweep.plan.get("rules") or {}
     return 2 * (float(rules.get("time_limit_s", 0)) + float(rules.get("pause_s", 0)) + LONGEST_COOLING_S) + _SPARE_S
@@ -274,7 +284,7 @@ def _script_text(board: BoardQueue, point: SweepPoint) -> str | None:
     return (board.sweep.path / "sources" / name).read_text(encoding="utf-8")
 
 
-async def _first_of(tasks: Collection[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+async def _wait_for_first(tasks: Collection[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
     """Those that have ended when the first does, or none after a short while."""
     if not tasks:
         await asyncio.sleep(_LOOK_EVERY_S)
@@ -299,6 +309,16 @@ class BoardQueue:
     def remaining(self) -> list[SweepPoint]:
         """Return the runs that have not ended, waiting or under way."""
         return [point for point in self.order if point.id not in self.ended]
+
+    def missing_runs(self) -> str:
+        """Return what this board has not brought home, in words; empty where nothing is missing."""
+        lost = sum(result["status"] == LOST for result in self.ended.values())
+        counts = ((len(self.remaining()), "not made"), (lost, LOST))
+        return ", ".join(f"{plural(count, 'run')} {how}" for count, how in counts if count)
+
+    def tries(self, point: SweepPoint) -> int:
+        """Return how often a run has come to nothing."""
+        return self._tries[point.id]
 
     def before(self, point: SweepPoint) -> Sequence[SweepPoint]:
         """Return the runs that come before a run in the order of the sweep."""
@@ -360,13 +380,20 @@ class FleetFolder:
             replace_json(path / _FLEET_FILE, fleet, durable=True)
         return cls(path)
 
-    def record_board(self, board: str, about: Mapping[str, Any]) -> None:
-        """Write down what a board is, the first time that it is met."""
-        sweep = self.boards[board]
+    def record_board(self, device: Device, about: Mapping[str, Any]) -> None:
+        """Write down what a board is, the first time that one is met; OtherVersion where this device is another."""
+        sweep = self.boards[device.board]
         if not sweep.plan["device"]:
             sweep.plan.update(device=about["device"], versions=about["versions"])
             with translate_sweep_write_errors(self.path):
                 replace_json(sweep.path / "sweep.json", sweep.plan, durable=True)
+        differences = [
+            f"{name} {there}, and its runs so far were made with {before}"
+            for name, before, there in fact_differences(comparable_facts(sweep.plan), comparable_facts(about))
+        ]
+        if differences:
+            hint = "one table is of one kind of device: give it another board in hosts.toml, or the same versions"
+            raise OtherVersion(f"{device.name}, of the board {device.board}, has {'; '.join(differences)}", hint)
 
 
 def is_fleet(path: Path) -> bool:
@@ -424,18 +451,21 @@ def resume_fleet(request: SuiteRun, out: Path) -> FleetFolder:
     return folder
 
 
+async def _connected_devices(where: SchedulerAddress) -> list[Device]:
+    async with connect(where) as gatherer:
+        return await gatherer.devices()
+
+
 def _chosen_boards(named: Sequence[str] | None, where: SchedulerAddress) -> Sequence[str]:
     """Return the boards of hosts.toml, or those that the scheduler knows now, restricted to the requested ones."""
-    from stepscope.experiments.fleet.devices import query_device_states
-
-    there = list(dict.fromkeys(device.device.board for device in query_device_states(where)))
-    known = there if where.hosts is None else where.hosts.boards
-    if not known:
+    there = list(dict.fromkeys(device.board for device in asyncio.run(_connected_devices(where))))
+    boards = there if where.hosts is None else where.hosts.boards
+    if not boards:
         raise UsageError(
             f"the scheduler at {where.url} knows no device", "start workers: stepscope fleet up hosts.toml"
         )
-    wanted = named or tuple(known)
-    for name in wanted:
-        if name not in known:
-            raise UnknownName("board", name, known)
-    return list(dict.fromkeys(wanted))
+    requested = named or tuple(boards)
+    for name in requested:
+        if name not in boards:
+            raise UnknownName("board", name, boards)
+    return list(dict.fromkeys(requested))

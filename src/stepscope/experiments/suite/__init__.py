@@ -70,7 +70,7 @@ class SuiteRun(Request):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.workloads is not None:  # also `a,b c`
-            split = (name for given in self.workloads for name in given.split(","))
+            split = (name for argument in self.workloads for name in argument.split(","))
             object.__setattr__(self, "workloads", tuple(filter(None, split)) or None)
         if self.fleet is None and (self.boards is not None or self.tls is not None):
             raise UsageError("--boards and --tls belong to --fleet", "name the fleet: --fleet hosts.toml")
@@ -79,8 +79,8 @@ class SuiteRun(Request):
     def given_options(self) -> list[str]:
         """The options that say what is run, of those that were given."""
         about = ("out", "resume", "fleet", "boards", "tls", "wait")
-        known = parameters(type(self)).items()
-        return [parameter.flag for name, parameter in known if name not in about and getattr(self, name) is not None]
+        options = parameters(type(self)).items()
+        return [parameter.flag for name, parameter in options if name not in about and getattr(self, name) is not None]
 
     @property
     def tier_name(self) -> str | None:

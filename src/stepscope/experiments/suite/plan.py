@@ -1,138 +1,40 @@
-"""The plan of a sweep of the suite: its grid, its rules, and the task that makes one run by them.
-
-Rules: when a run is warm, when it has enough steps, when the device is cool enough, and what spoils a result.
-"""
+"""The plan of a sweep of the suite: the task that makes one run by its rules, its grid, and what it goes on with."""
 
 from __future__ import annotations
 
-import time
+import hashlib
+import re
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from stepscope.analysis.estimate import median_interval
 from stepscope.arrays import Floats
-from stepscope.clock import Clock, monotonic_ns
-from stepscope.errors import RunNotFound, UsageError
+from stepscope.errors import RunNotFound, UsageError, script_not_found_error
 from stepscope.experiments.engine import check_device
 from stepscope.experiments.engine.child import Orders, limit_accelerator, limit_memory, run_status_and_reason
-from stepscope.experiments.engine.folder import SweepFolder
-from stepscope.experiments.engine.sweep_points import Grid, WorkloadEntry, find_entries, names_of_tier, workload_tiers
+from stepscope.experiments.engine.engine import installed_versions
+from stepscope.experiments.engine.folder import SweepFolder, refuse_other_device
+from stepscope.experiments.engine.sweep_points import (
+    OWN,
+    Grid,
+    WorkloadEntry,
+    find_entries,
+    names_of_tier,
+    workload_tiers,
+)
 from stepscope.experiments.suite import SuiteRun
-from stepscope.experiments.suite.user_entries import is_user_training, refuse_fixed_axes, run_user_training, user_entry
+from stepscope.experiments.suite.rules import MOST, RunRules, StopCondition, parse_cooldown, steady_start
+from stepscope.experiments.sweeps.user_training import (
+    is_script,
+    is_user_training,
+    refuse_no_function,
+    train_user_training,
+)
 from stepscope.privacy import cleaned_fields, redact_command_line
-from stepscope.record.device import temperatures_and_clocks
-from stepscope.request import parse_amount
 from stepscope.run_paths import NEWEST
-
-WARMUP = 3  # steps, as in the paper of 2019
-FEWEST = 2 * WARMUP  # steps of every run, however long they take
-MOST = 100_000
-_CHECK_EVERY = 10
-_POLL_S = 1.0
-LONGEST_COOLING_S = 900.0
-
-
-@dataclass(frozen=True)
-class RunRules:
-    """Rules of every run of a sweep; what is null does not end a run."""
-
-    steps: int | None = None
-    seconds: float | None = None
-    interval: float | None = None  # half-width of the 95 % CI of the step time, as a share of it
-    cool_to_celsius: float | None = None
-    pause_s: float = 0.0
-    memory_bytes: int | None = None
-    time_limit_s: float = 900.0
-    seed: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-class StopCondition:
-    """Asked after each step whether the run has steps enough; keeps the ends of the steps for that."""
-
-    def __init__(self, rules: RunRules, clock: Clock = monotonic_ns) -> None:
-        self._rules, self._clock = rules, clock
-        self._ends_ns: list[int] = []
-
-    def __call__(self) -> bool:
-        ends = self._ends_ns  # the first step's start is not seen, and it is warm-up in any case
-        ends.append(self._clock())
-        made = len(ends)
-        if made < FEWEST:
-            return made == self._rules.steps
-        if self._rules.seconds is not None and ends[-1] - ends[0] >= self._rules.seconds * 1e9:
-            return True
-        return self._rules.interval is not None and made % _CHECK_EVERY == 0 and self._is_narrow(self._rules.interval)
-
-    def _is_narrow(self, share: float) -> bool:
-        lengths = np.diff(np.array(self._ends_ns, dtype=np.float64))
-        median, low, high = (float(x) for x in median_interval(lengths[steady_start(lengths) :]))
-        return bool(high - low <= 2 * share * median)  # False where one is NaN
-
-
-def steady_start(lengths: Floats, fewest: int = WARMUP) -> int:
-    """The first step that is not warm-up: where the rest has the least standard error of its mean (MSER).
-
-    lengths: (n,) in order. At least `fewest` and at most half of the steps are excluded; single stalls do not count.
-    K. P. White, An effective truncation heuristic for bias reduction in simulation output, Simulation 69, 1997.
-    """
-    last = len(lengths) // 2
-    if last <= fewest:
-        return min(fewest, len(lengths))
-    tame = np.minimum(lengths, 3 * np.median(lengths[last:]))
-    errors = [float(tame[start:].var()) / (len(tame) - start) for start in range(fewest, last + 1)]
-    return fewest + int(np.argmin(errors))
-
-
-def cool_down(
-    rules: RunRules,
-    root: Path = Path("/"),
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Clock = monotonic_ns,
-) -> dict[str, Any]:
-    """Wait for the pause and until the hottest zone is cool enough; what was waited for and reached, for the result."""
-    began_ns, first = clock(), hottest_celsius(root)
-    if rules.pause_s:
-        sleep(rules.pause_s)
-    now, target = hottest_celsius(root), rules.cool_to_celsius
-    while target is not None and now is not None and now > target and clock() - began_ns < LONGEST_COOLING_S * 1e9:
-        sleep(_POLL_S)
-        now = hottest_celsius(root)
-    return {
-        "waited_s": (clock() - began_ns) / 1e9,
-        "from_celsius": first,
-        "to_celsius": now,
-        "reached": target is None or (now is not None and now <= target),
-    }
-
-
-def hottest_celsius(root: Path) -> float | None:
-    """The highest temperature of the thermal zones, degrees Celsius; null where none answers."""
-    read = [value for value in temperatures_and_clocks(root)["temperatures_celsius"].values() if value is not None]
-    return max(read, default=None)
-
-
-def parse_cooldown(text: str | None, root: Path | None = Path("/")) -> tuple[float | None, float]:
-    """(temperature to cool down to, pause in s) from `45C` or `30s`; a temperature needs a sensor.
-
-    root: where the sensors of the device are; None where it is another machine, which flags what it cannot keep.
-    """
-    if text is None:
-        return None, 0.0
-    if text.strip().endswith(("C", "c")):
-        degrees = parse_amount("--cooldown", text, "degC")
-        if root is not None and hottest_celsius(root) is None:
-            raise UsageError(f"--cooldown {text}: no temperature can be read here", "give a time: --cooldown 30s")
-        return degrees, 0.0
-    return None, parse_amount("--cooldown", text, "s")
 
 
 def train_point(orders: Orders) -> dict[str, Any]:
@@ -161,7 +63,7 @@ def _train_user_training(orders: Orders, rules: RunRules) -> dict[str, Any]:
     """Run a script or a function of the user's own, which makes a run folder too."""
     from stepscope.experiments.engine.process import LOG_FILE, memory_refusal_line, run_folder_in
 
-    ended, out = run_user_training(orders, rules), Path(orders["out"])
+    ended, out = _run_user_training(orders, rules), Path(orders["out"])
     path = run_folder_in(out)
     if ended["status"] == "failed" and rules.memory_bytes is not None:  # also before its first step
         starved = memory_refusal_line((out / LOG_FILE).read_text(encoding="utf-8", errors="replace"))
@@ -169,6 +71,12 @@ def _train_user_training(orders: Orders, rules: RunRules) -> dict[str, Any]:
     if path is not None:
         _mark_steady_start(path)
     return ended
+
+
+def _run_user_training(orders: Orders, rules: RunRules) -> dict[str, Any]:
+    """Run a script or function by the rules of a sweep; returns how it ended."""
+    enough = {"seconds": rules.seconds, "interval": rules.interval, "memory_bytes": rules.memory_bytes}
+    return train_user_training({**orders, "arguments": (), "steps": rules.steps, "optimizer": None, **enough})
 
 
 def _start_libraries() -> None:
@@ -222,20 +130,20 @@ def chosen_entries(request: SuiteRun) -> list[WorkloadEntry]:
     """The trainings that were asked for, in this order; the workloads of the smoke tier by default."""
     from stepscope import workloads
 
-    wanted = list(dict.fromkeys(request.workloads or ()))
-    own = [name for name in wanted if is_user_training(name)]
-    refuse_fixed_axes(request, own)
-    named = [name for name in wanted if name not in own]
+    requested = list(dict.fromkeys(request.workloads or ()))
+    own = [name for name in requested if is_user_training(name)]
+    _refuse_fixed_axes(request, own)
+    named = [name for name in requested if name not in own]
     tiers = workload_tiers()
     for name in named:
         if name not in tiers:
             workloads.find(name)
     of_tier = names_of_tier(tiers, request.tier_name, named)
-    return _entries(wanted or of_tier)
+    return _workload_entries(requested or of_tier)
 
 
-def _entries(names: Sequence[str]) -> list[WorkloadEntry]:
-    return [user_entry(name) if is_user_training(name) else find_entries([name])[0] for name in names]
+def _workload_entries(names: Sequence[str]) -> list[WorkloadEntry]:
+    return [_user_entry(name) if is_user_training(name) else find_entries([name])[0] for name in names]
 
 
 def sweep_grid(request: SuiteRun, here: bool = True) -> Grid:
@@ -291,7 +199,7 @@ def sweep_plan(
         "rules": sweep_rules(request, here),
         "limits": {"memory": MEMORY_LIMIT_METHOD if request.memory else None},
         "device": describe_device(),
-        "versions": _versions(),
+        "versions": {name: version for name, version in installed_versions().items() if version is not None},
         "order": [point.to_dict() for point in axes.points(entries, seed)],
     }
 
@@ -303,10 +211,10 @@ def default_out(tier: str | None) -> Path:
 
 def last_sweep() -> Path:
     """The newest sweep."""
-    found = sorted(Path("suites").glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    plans = sorted(Path("suites").glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
+    if not plans:
         raise UsageError("there is no sweep in 'suites' to go on with", "name its folder: --resume --out DIR")
-    return found[-1].parent
+    return plans[-1].parent
 
 
 def find_sweep(path: Path) -> Path:
@@ -331,31 +239,34 @@ def _is_smoke(request: SuiteRun) -> bool:
     return request.tier == "smoke" or (request.tier is None and request.workloads is None)
 
 
-def _versions() -> dict[str, str]:
-    import platform
+def comparable_facts(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the runs of one table have in common, of the device and the versions that a plan or a device states.
 
-    import polars
-    import torch
-
-    from stepscope import __version__
-
+    The revision of a board and the last number of Python's version are no difference.
+    """
+    device, versions = stated.get("device") or {}, dict(stated.get("versions") or {})
+    if python := versions.get("python"):
+        versions["python"] = ".".join(str(python).split(".")[:2])
+    board = re.sub(r"\s+Rev\b.*", "", str(device.get("board") or ""))
+    cores = [core for core in device.get("cores") or () if core.get("online") is not False]
     return {
-        "stepscope": __version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "polars": polars.__version__,
+        "device": board or device.get("cpu") or device.get("machine"),
+        "cores": len(cores) or None,
+        "accelerators": [card.get("model") for card in device.get("accelerators") or ()],
+        "power mode": device.get("power_mode"),
+        "versions": versions,
     }
 
 
-def plan_differences(kept: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
+def plan_differences(plan: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
     """Return the differences between a sweep and another plan, a line each."""
     rules = [
-        f"  {name.replace('_', ' ')}: {kept['rules'].get(name)} -> {value}"
+        f"  {name.replace('_', ' ')}: {plan['rules'].get(name)} -> {value}"
         for name, value in request["rules"].items()
-        if kept["rules"].get(name) != value
+        if plan["rules"].get(name) != value
     ]
     for axis in ("workload", "batch", "optimizer", "precision", "threads", "device", "repeat"):
-        before, after = ({point[axis] for point in content["order"]} for content in (kept, request))
+        before, after = ({point[axis] for point in content["order"]} for content in (plan, request))
         if before != after:
             rules.append(f"  {axis}: {_comma_list(before)} -> {_comma_list(after)}")
     return rules
@@ -376,17 +287,21 @@ def new_sweep(request: SuiteRun, out: Path, says: Callable[[str], None]) -> Swee
 
 
 def resume_sweep(request: SuiteRun, out: Path) -> SweepFolder:
-    """The sweep as it was begun; refused where a workload has changed or other options are given."""
+    """The sweep as it was begun; refused on another device, where a workload has changed or with other options."""
+    from stepscope.record.device import describe_device
+
     folder = SweepFolder(out)
     folder.refuse_programs_of_others(request.workloads or ())
+    here = {"device": describe_device(), "versions": installed_versions()}
+    refuse_other_device(out, comparable_facts(folder.plan), comparable_facts(here))
     if request.given_options:
         other = plan_differences(
             folder.plan, sweep_plan(request, chosen_entries(request), sweep_grid(request), folder.path.name)
         )
         if other:
             options = " ".join(request.given_options)
-            said = f"the sweep in '{out}' was begun otherwise than {options} asks:\n" + "\n".join(other)
-            raise UsageError(said, "leave these options out, or begin a new sweep with another --out")
+            text = f"the sweep in '{out}' was begun otherwise than {options} asks:\n" + "\n".join(other)
+            raise UsageError(text, "leave these options out, or begin a new sweep with another --out")
     folder.refuse_changes([entry for name in folder.plan["workloads"] for entry in _current_entries(name)])
     return folder
 
@@ -394,6 +309,53 @@ def resume_sweep(request: SuiteRun, out: Path) -> SweepFolder:
 def _current_entries(name: str) -> list[WorkloadEntry]:
     """The training of this name as it is now; empty where there is none any more."""
     try:
-        return _entries([name])
+        return _workload_entries([name])
     except UsageError:
         return []
+
+
+# Trainings of the user's own: scripts, and functions that return the parts of a training. A script decides its batch
+# and its optimizer itself; a function takes the batch, and decides the optimizer. What two measurements must have in
+# common is the text of the file.
+
+
+def _user_entry(target: str) -> WorkloadEntry:
+    """Return a script, or module:function, as a sweep knows it; UsageError where there is none."""
+    script = is_script(target)
+    if not script:
+        refuse_no_function(target)
+    elif not Path(target).is_file():
+        raise script_not_found_error(target)
+    path = Path(target) if script else _source_file_of(target)
+    source = "" if path is None else path.read_text(encoding="utf-8", errors="replace")
+    kind = "script" if script else "function"
+    definition = {"own": kind, "source_sha256": hashlib.sha256(source.encode()).hexdigest()}
+    about = {"domain": "own", "summary": f"a {kind} of your own", "published": []}
+    return WorkloadEntry(target, (), None, OWN, (OWN,), definition, about, source)
+
+
+def _source_file_of(target: str) -> Path | None:
+    """The file of the function's module, which has been imported."""
+    module = sys.modules.get(target.partition(":")[0])
+    spec = None if module is None else getattr(module, "__spec__", None)
+    return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
+def _refuse_fixed_axes(request: SuiteRun, targets: Sequence[str]) -> None:
+    """Raise UsageError for axes that a training of the user's own decides itself, with how it can be done."""
+    for target in targets:
+        alone = f"leave it out, or name '{target}' in a sweep of its own"
+        if request.fleet is not None:
+            hint = f"a workload in a file travels: {Path(target).stem}.py:NAME (docs/add-a-workload.md)"
+            raise UsageError(f"'{target}': a script or function does not travel to the boards of a fleet", hint)
+        if request.optimizers is not None:
+            raise UsageError(f"--optimizers: '{target}' decides that itself", alone)
+        if request.device not in (None, "cpu"):
+            raise UsageError(f"--device: '{target}' decides that itself", alone)
+        if request.batch is not None and is_script(target):
+            hint = f"leave it out, or: stepscope study batch {target} -- --batch {{batch}}"
+            raise UsageError(f"--batch: '{target}' decides that itself", hint)
+        unknown = [name for name in request.precisions or () if name not in ("fp32", "bf16")]
+        if unknown:
+            text = f"{', '.join(unknown)}: '{target}' scales its loss and quantises its model itself, or not at all"
+            raise UsageError(text, "leave it out: fp32 and bf16 are made for it")

@@ -148,7 +148,10 @@ def _flags(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     for flag in (flag for run in runs for flag in run.get("flags") or []):
         kinds.setdefault(flag.partition(":")[0], []).append(flag)
     many = len(runs) > 1
-    return [f"{said[0]} ({len(said)} of {len(runs)} repeats)" if many else said[0] for said in kinds.values()]
+    return [
+        f"{sentences[0]} ({len(sentences)} of {len(runs)} repeats)" if many else sentences[0]
+        for sentences in kinds.values()
+    ]
 
 
 def _status(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -245,10 +248,10 @@ def score(here: Results, against: Results, column: str = "step_time_ms") -> Scor
 def _best_settings(results: Results, column: str) -> dict[tuple[Any, ...], dict[str, Any]]:
     """The best of the settings that differ in threads and device alone."""
     frame = settings_table(results).sort(column, nulls_last=True, maintain_order=True)
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    best: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in frame.iter_rows(named=True):
-        found.setdefault(tuple(row[name] for name in _KEY), row)
-    return found
+        best.setdefault(tuple(row[name] for name in _KEY), row)
+    return best
 
 
 def _part(
@@ -275,8 +278,8 @@ def _part(
 
 
 def _ratio(theirs: Mapping[str, Any], ours: Mapping[str, Any], column: str) -> dict[str, float | None]:
-    found = _estimate(theirs, column) / _estimate(ours, column)
-    value, low, high = (None, None, None) if found is None else found.row
+    ratio = _estimate(theirs, column) / _estimate(ours, column)
+    value, low, high = (None, None, None) if ratio is None else ratio.row
     return {"ratio": value, "low": low, "high": high}
 
 

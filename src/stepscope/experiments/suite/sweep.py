@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from stepscope.experiments.engine.engine import CHILD, ProgressCallbacks, Result
 from stepscope.experiments.engine.folder import SweepFolder, disk_full_error
 from stepscope.experiments.engine.process import NO_FIT, Outcome, disk_was_full, finished_outcome, run_child
 from stepscope.experiments.engine.sweep_points import SweepPoint
-from stepscope.experiments.suite.plan import RunRules, cool_down
+from stepscope.experiments.suite.rules import RunRules, cool_down
 from stepscope.quantities import SUITE_COLUMNS
 from stepscope.units import plural
 
@@ -42,7 +43,7 @@ def run_missing_points(
     def measure(point: SweepPoint, ended: EndedRuns) -> Result:
         _refuse_full_disk(folder.path)
         result = skip_result(point, order, ended) or adopt_finished(folder, point)
-        return result or _run(folder, child, point, rules, watch, root)
+        return result or _run_point(folder, child, point, rules, watch, root)
 
     with folder.locked():
         return measure_points(folder, order, measure, watch, again=lambda result: False)
@@ -57,26 +58,32 @@ def time_left_s(order: Sequence[SweepPoint], ended: EndedRuns) -> float | None:
     """Return how long the runs to come take, s: the mean of those alike that have ended, by setting, then by
     workload.
     """
-    took = {point: ended[point.id].get("total_s") for point in order if point.id in ended}
-    known = [(point, float(seconds)) for point, seconds in took.items() if seconds is not None]
-    if not known:
-        return None
-    left = 0.0
+    durations: dict[Any, list[float]] = defaultdict(list)  # by setting, by workload, and of all
     for point in order:
-        if point.id not in ended:
-            alike = [s for p, s in known if p.setting == point.setting]
-            alike = alike or [s for p, s in known if p.workload == point.workload] or [s for _, s in known]
-            left += sum(alike) / len(alike)
-    return left
+        seconds = ended.get(point.id, {}).get("total_s")
+        if seconds is not None:
+            for alike in (point.setting, point.workload, None):
+                durations[alike].append(float(seconds))
+    if not durations:
+        return None
+    means = {alike: sum(lengths) / len(lengths) for alike, lengths in durations.items()}
+    to_come = [point for point in order if point.id not in ended]
+    return sum(means.get(point.setting, means.get(point.workload, means[None])) for point in to_come)
 
 
 def skip_result(point: SweepPoint, order: Sequence[SweepPoint], ended: EndedRuns) -> dict[str, Any] | None:
-    """The result of a run that is not made, since one that needs no more did not fit; None where it is to be made."""
+    """The result of a run that is not made, since one that needs no more did not fit; None where it is to be made.
+
+    Memory that was short is short in every repeat; one run that was killed or slow may have had another reason, which
+    is taken to hold for larger batches alone.
+    """
     for other in order:
         status = str(ended.get(other.id, {}).get("status"))
-        if status in NO_FIT and point.would_need_more_than(other):
-            reason = f"batch {other.batch} {NO_FIT[status]}"
-            return {"point": point.to_dict(), "status": WOULD_NOT_FIT, "reason": reason}
+        if status not in NO_FIT or not point.would_need_more_than(other):
+            continue
+        if status == "oom" or point.setting != other.setting:
+            what = other.workload if other.batch is None else f"batch {other.batch}"
+            return {"point": point.to_dict(), "status": WOULD_NOT_FIT, "reason": f"{what} {NO_FIT[status]}"}
     return None
 
 
@@ -86,7 +93,7 @@ def adopt_finished(folder: SweepFolder, point: SweepPoint) -> dict[str, Any] | N
     return None if outcome is None or disk_was_full(folder.run_folder(point)) else result_of(folder, point, outcome)
 
 
-def _run(
+def _run_point(
     folder: SweepFolder, child: Sequence[str], point: SweepPoint, rules: RunRules, watch: ProgressCallbacks, root: Path
 ) -> dict[str, Any]:
     cooled = cool_down(rules, root)
@@ -170,20 +177,20 @@ def read_run(path: Path, ended_well: bool) -> dict[str, Any]:
 def run_numbers(run: Run) -> Numbers:
     """Value and interval of each column; a column that was not measured is excluded."""
     frame = run.metrics()
-    found: Numbers = {}
+    numbers: Numbers = {}
     for column in SUITE_COLUMNS:
         rows = frame.filter(metric=column.metric)
         _store_estimate(
-            found, column.name, rows if column.scope is None else rows.filter(scope=column.scope), column.factor
+            numbers, column.name, rows if column.scope is None else rows.filter(scope=column.scope), column.factor
         )
     _store_estimate(
-        found, "peak_process_bytes", frame.filter(metric="peak_memory", scope="process").sort("value").tail(1)
+        numbers, "peak_process_bytes", frame.filter(metric="peak_memory", scope="process").sort("value").tail(1)
     )
-    _store_exact(found, "peak_live_bytes", _live_peak(run))
+    _store_exact(numbers, "peak_live_bytes", _peak_live_bytes(run))
     reserved = (run.meta.get("recorder") or {}).get("reserved_bytes") or {}
-    _store_exact(found, "peak_reserved_bytes", max(reserved.values(), default=None))
-    _store_exact(found, "frames_per_s", ((run.meta.get("result") or {}).get("counters") or {}).get("frames_per_s"))
-    return found
+    _store_exact(numbers, "peak_reserved_bytes", max(reserved.values(), default=None))
+    _store_exact(numbers, "frames_per_s", ((run.meta.get("result") or {}).get("counters") or {}).get("frames_per_s"))
+    return numbers
 
 
 def run_flags(run: Run) -> Iterator[str]:
@@ -194,21 +201,21 @@ def run_flags(run: Run) -> Iterator[str]:
     slower = [c for c in change_points(steps["length_ns"].to_numpy().astype(np.float64)) if c.ratio >= _SLOWER]
     if slower:
         by = f"steps took {max(c.ratio for c in slower):.2f}x the time from step {steps['step'][slower[0].step]} on"
-        yield f"throttled: {by}, and the clock fell" if _clock_fell(run) else f"slowed down: {by}"
-    if said := background_load_sentence(run):
-        yield said
+        yield f"throttled: {by}, and the clock fell" if _did_clock_fall(run) else f"slowed down: {by}"
+    if sentence := background_load_sentence(run):
+        yield sentence
     if run.simulated:
         yield f"the power of a simulated {run.simulated}, not of this machine"
 
 
-def _clock_fell(run: Run) -> bool:
+def _did_clock_fall(run: Run) -> bool:
     """Return whether a clock was lower at the end than at the start, by more than a step of its governor."""
     ends = [(run.device.get(end) or {}).get("frequencies_hz") or {} for end in ("at_start", "at_end")]
     pairs = [(ends[0][name], ends[1].get(name)) for name in ends[0] if ends[0][name]]
     return any(after is not None and after < _CLOCK_FELL * before for before, after in pairs)
 
 
-def _live_peak(run: Run) -> float | None:
+def _peak_live_bytes(run: Run) -> float | None:
     """The most bytes of tensors that were live at once in the profiled steps, B, of the device that held the most."""
     events = run.memory_events
     if events.is_empty():
@@ -218,14 +225,14 @@ def _live_peak(run: Run) -> float | None:
     return float(live.max())
 
 
-def _store_estimate(found: Numbers, column: str, rows: pl.DataFrame, factor: float = 1.0) -> None:
-    known = rows.drop_nulls("value")
-    if not known.is_empty():
-        row = known.row(0, named=True)
+def _store_estimate(numbers: Numbers, column: str, rows: pl.DataFrame, factor: float = 1.0) -> None:
+    estimates = rows.drop_nulls("value")
+    if not estimates.is_empty():
+        row = estimates.row(0, named=True)
         bounds = {name: None if row[name] is None else row[name] * factor for name in ("value", "low", "high")}
-        found[column] = bounds
+        numbers[column] = bounds
 
 
-def _store_exact(found: Numbers, column: str, value: float | None) -> None:
+def _store_exact(numbers: Numbers, column: str, value: float | None) -> None:
     if value is not None:
-        found[column] = {"value": float(value), "low": None, "high": None}
+        numbers[column] = {"value": float(value), "low": None, "high": None}

@@ -47,7 +47,7 @@ class Op:
     phase: str
     flops: int | None
     bytes: int | None
-    holds_others: bool = False
+    is_control_flow: bool = False
 
 
 def parse_op_name(op_name: str) -> OpLocation:
@@ -55,7 +55,7 @@ def parse_op_name(op_name: str) -> OpLocation:
     prefix: list[str] = []
     path = prefix
     phase, transformed = OTHER, False
-    parts = _components(op_name.partition(";")[0])
+    parts = _split_path(op_name.partition(";")[0])
     for part in parts[:-1]:
         wrappers, scope = _split_transformations(part)
         if _FUNCTIONS.intersection(wrappers):
@@ -71,7 +71,7 @@ def parse_op_name(op_name: str) -> OpLocation:
     return OpLocation(tuple(path) if inside else None, phase, parts[-1] if parts else "")
 
 
-def _components(text: str) -> list[str]:
+def _split_path(text: str) -> list[str]:
     """Split at slashes outside of parentheses."""
     parts, depth, begin = [], 0, 0
     for position, letter in enumerate(text):
@@ -128,19 +128,19 @@ def read_program(data: bytes) -> Program:
     """Read an HloModuleProto."""
     program = Program()
     computations: Computations = {}
-    for number, value in _fields(data):
+    for number, value in _protobuf_fields(data):
         if number == 1 and isinstance(value, bytes):
             program.name = value.decode(errors="replace")
         elif number == 5 and isinstance(value, int):
             program.number = value
         elif number == 3 and isinstance(value, bytes):
-            identity, instructions = _computation(value)
+            identity, instructions = _read_computation(value)
             computations[identity] = instructions
-    program.ops = _ops(program.name, computations)
+    program.ops = _label_instructions(program.name, computations)
     return program
 
 
-def _ops(name: str, computations: Computations) -> dict[str, Op]:
+def _label_instructions(name: str, computations: Computations) -> dict[str, Op]:
     """Label every instruction of the computations that are not fused into one."""
     every = [instruction for instructions in computations.values() for instruction in instructions]
     fused = {call for instruction in every if instruction.opcode not in _CALLS_OTHERS for call in instruction.calls}
@@ -148,37 +148,41 @@ def _ops(name: str, computations: Computations) -> dict[str, Op]:
     for identity, instructions in computations.items():
         if identity in fused:
             continue
-        locations = _locate(name, instructions, computations)
+        locations = _locate_instructions(name, instructions, computations)
         sizes = {instruction.number: instruction.bytes for instruction in instructions}
         for instruction in instructions:
             if instruction.opcode not in _NO_WORK:
-                ops[instruction.name] = _op(instruction, locations[instruction.number], sizes, computations)
+                ops[instruction.name] = _labelled_op(instruction, locations[instruction.number], sizes, computations)
     return ops
 
 
-def _op(instruction: _Instruction, location: OpLocation, sizes: dict[int, int], computations: Computations) -> Op:
+def _labelled_op(
+    instruction: _Instruction, location: OpLocation, sizes: dict[int, int], computations: Computations
+) -> Op:
     name, _, number = instruction.name.rpartition(".")
     name = name if name and number.isdecimal() else instruction.name
     if _SAYS_NOTHING.match(name) and location.primitive:
         name = f"{name} ({location.primitive})"
     if instruction.opcode in _CALLS_OTHERS:
-        return Op(name, location.layer, location.phase, None, None, holds_others=True)
-    work = [instruction, *_within(instruction, computations)]
+        return Op(name, location.layer, location.phase, None, None, is_control_flow=True)
+    work = [instruction, *_called_instructions(instruction, computations)]
     counted = [part.flops for part in work if part.flops is not None]
     moved = instruction.bytes + sum(sizes.get(source_number, 0) for source_number in instruction.inputs)
     whole = not any(part.opcode in _PARTLY for part in work)
     return Op(name, location.layer, location.phase, sum(counted) if counted else None, moved if whole else None)
 
 
-def _within(instruction: _Instruction, computations: Computations) -> Iterator[_Instruction]:
+def _called_instructions(instruction: _Instruction, computations: Computations) -> Iterator[_Instruction]:
     """Yield the instructions that one calls, and what those call."""
     for call in instruction.calls:
         for inner in computations.get(call, ()):
             yield inner
-            yield from _within(inner, computations)
+            yield from _called_instructions(inner, computations)
 
 
-def _locate(program: str, instructions: list[_Instruction], computations: Computations) -> dict[int, OpLocation]:
+def _locate_instructions(
+    program: str, instructions: list[_Instruction], computations: Computations
+) -> dict[int, OpLocation]:
     """Place each instruction of a computation, whose inputs come first: by its metadata, else by its neighbours."""
     flow = _Flow.of(instructions, computations)
     for instruction in instructions:
@@ -203,6 +207,7 @@ class _Flow:
     locations: dict[int, OpLocation]
     users: dict[int, list[_Instruction]]
     parameters: dict[int, int]  # of instructions that only hand one on: the parameter of the program
+    products: set[int]  # the instructions that are or hold a matrix product or a convolution
     has_gradients: bool
 
     @classmethod
@@ -210,17 +215,26 @@ class _Flow:
         locations: dict[int, OpLocation] = {}
         users: dict[int, list[_Instruction]] = defaultdict(list)
         parameters: dict[int, int] = {}
+        products: set[int] = set()
         for instruction in instructions:
+            work = (
+                []
+                if instruction.opcode in _CALLS_OTHERS
+                else [instruction, *_called_instructions(instruction, computations)]
+            )
+            if any(part.flops is not None for part in work):
+                products.add(instruction.number)
             for source_number in instruction.inputs:
                 users[source_number].append(instruction)
-            op_name = _telling_name(instruction, computations)
+            op_name = _most_specific_op_name(instruction, computations)
             if op_name:
                 locations[instruction.number] = parse_op_name(op_name)
             elif instruction.opcode == "parameter":
                 parameters[instruction.number] = instruction.number
             elif len(instruction.inputs) == 1 and instruction.inputs[0] in parameters:
                 parameters[instruction.number] = parameters[instruction.inputs[0]]
-        return cls(locations, users, parameters, any(location.phase == BACKWARD for location in locations.values()))
+        has_gradients = any(location.phase == BACKWARD for location in locations.values())
+        return cls(locations, users, parameters, products, has_gradients)
 
     def input_locations(self, instruction: _Instruction) -> list[OpLocation]:
         """Return the locations of its inputs."""
@@ -230,22 +244,23 @@ class _Flow:
 
     def infer_location(self, instruction: _Instruction) -> OpLocation:
         """The location of an instruction of which XLA has kept no name: some products in backward, copies, loops."""
-        given = self.input_locations(instruction)
+        input_locations = self.input_locations(instruction)
         users = self.users[instruction.number]
-        known = [self.locations[user.number] for user in users if user.number in self.locations]
+        user_locations = [self.locations[user.number] for user in users if user.number in self.locations]
         if (
-            instruction.flops is not None
+            instruction.number in self.products
             and self.has_gradients
-            and all(location.phase != FORWARD for location in known)
+            and all(location.phase != FORWARD for location in user_locations)
         ):
-            layers = {location.layer for location in known if location.phase == BACKWARD}
+            layers = {location.layer for location in user_locations if location.phase == BACKWARD}
             layers = layers or {self._layer_of_parameter(user) for user in users}
-            nearest = next((location.layer for location in given if location.phase == BACKWARD), None)
-            layer = _only(layers)
+            nearest = next((location.layer for location in input_locations if location.phase == BACKWARD), None)
+            layer = _only_layer(layers)
             return OpLocation(nearest if layer is None else layer, BACKWARD)
         order = {BACKWARD: 0, FORWARD: 1}
         sources = sorted(
-            (location for location in given if location.layer is not None), key=lambda at: order.get(at.phase, 2)
+            (location for location in input_locations if location.layer is not None),
+            key=lambda at: order.get(at.phase, 2),
         )
         return replace(sources[0], primitive="") if sources else OpLocation(None, OTHER)
 
@@ -254,15 +269,19 @@ class _Flow:
 
         That is the layer whose gradient it is given, else the one in which the parameter is used.
         """
-        location, given = self.locations[instruction.number], self.input_locations(instruction)
+        location, input_locations = self.locations[instruction.number], self.input_locations(instruction)
         if location.phase != OTHER or instruction.opcode == "tuple":
             return
-        if not any(source.phase in (BACKWARD, OPTIMIZER) for source in given):
+        if not any(source.phase in (BACKWARD, OPTIMIZER) for source in input_locations):
             return
-        layer = _only({source.layer for source in given if source.phase == BACKWARD and source.layer is not None})
+        layer = _only_layer(
+            {source.layer for source in input_locations if source.phase == BACKWARD and source.layer is not None}
+        )
         layer = self._layer_of_parameter(instruction) if layer is None else layer
         if layer is None:
-            layer = _only({source.layer for source in given if source.phase == OPTIMIZER and source.layer is not None})
+            layer = _only_layer(
+                {source.layer for source in input_locations if source.phase == OPTIMIZER and source.layer is not None}
+            )
         self.locations[instruction.number] = replace(location, phase=OPTIMIZER, layer=layer)
 
     def _layer_of_parameter(self, instruction: _Instruction) -> tuple[str, ...] | None:
@@ -275,18 +294,18 @@ class _Flow:
                 location = self.locations.get(user.number)
                 if location is not None and location.phase == FORWARD:
                     layers.add(location.layer)
-        return _only(layers)
+        return _only_layer(layers)
 
 
-def _only(layers: set[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+def _only_layer(layers: set[tuple[str, ...] | None]) -> tuple[str, ...] | None:
     return next(iter(layers)) if len(layers) == 1 else None
 
 
-def _telling_name(instruction: _Instruction, computations: Computations) -> str:
+def _most_specific_op_name(instruction: _Instruction, computations: Computations) -> str:
     """The `op_name` that tells most of an instruction: of a fusion, that of its largest product."""
     if instruction.opcode in _CALLS_OTHERS:
         return instruction.op_name
-    inner = list(_within(instruction, computations))
+    inner = list(_called_instructions(instruction, computations))
     products = [part for part in inner if part.flops is not None and part.op_name]
     if products:
         return max(products, key=lambda part: part.flops or 0).op_name
@@ -301,35 +320,35 @@ def _telling_name(instruction: _Instruction, computations: Computations) -> str:
 _ELEMENT_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 2, 8: 4, 9: 8, 10: 2, 11: 4, 12: 8, 15: 8, 16: 2, 18: 16}
 
 
-def _computation(data: bytes) -> tuple[int, list[_Instruction]]:
+def _read_computation(data: bytes) -> tuple[int, list[_Instruction]]:
     identity, instructions = 0, []
-    for number, value in _fields(data):
+    for number, value in _protobuf_fields(data):
         if number == 5 and isinstance(value, int):
             identity = value
         elif number == 2 and isinstance(value, bytes):
-            instructions.append(_instruction(value))
+            instructions.append(_read_instruction(value))
     shapes = {instruction.number: instruction.shape for instruction in instructions}
     for instruction in instructions:
-        instruction.flops = _products(instruction, shapes)
+        instruction.flops = _product_flops(instruction, shapes)
     return identity, instructions
 
 
-def _products(instruction: _Instruction, shapes: dict[int, tuple[int, ...]]) -> int | None:
+def _product_flops(instruction: _Instruction, shapes: dict[int, tuple[int, ...]]) -> int | None:
     """Floating-point operations of a matrix product or a convolution, two a multiplication; None of all else."""
-    given = [shapes.get(source_number, ()) for source_number in instruction.inputs]
-    if instruction.opcode == "dot" and given:
-        terms = math.prod(given[0][axis] for axis in instruction.contracted if axis < len(given[0]))
-    elif instruction.opcode == "convolution" and len(given) > 1 and instruction.kernel_input is not None:
+    input_shapes = [shapes.get(source_number, ()) for source_number in instruction.inputs]
+    if instruction.opcode == "dot" and input_shapes:
+        terms = math.prod(input_shapes[0][axis] for axis in instruction.contracted if axis < len(input_shapes[0]))
+    elif instruction.opcode == "convolution" and len(input_shapes) > 1 and instruction.kernel_input is not None:
         axis = instruction.kernel_input
-        terms = instruction.window * (given[1][axis] if axis < len(given[1]) else 1)
+        terms = instruction.window * (input_shapes[1][axis] if axis < len(input_shapes[1]) else 1)
     else:
         return None
     return 2 * math.prod(instruction.shape) * terms
 
 
-def _instruction(data: bytes) -> _Instruction:
+def _read_instruction(data: bytes) -> _Instruction:
     instruction = _Instruction()
-    for number, value in _fields(data):
+    for number, value in _protobuf_fields(data):
         if isinstance(value, int):
             if number == 35:
                 instruction.number = value
@@ -342,18 +361,18 @@ def _instruction(data: bytes) -> _Instruction:
         elif number == 2:
             instruction.opcode = value.decode(errors="replace")
         elif number == 3:
-            instruction.shape, instruction.bytes = _shape(value)
+            instruction.shape, instruction.bytes = _read_shape(value)
         elif number == 7:
-            names = (text for field_, text in _fields(value) if field_ == 2 and isinstance(text, bytes))
+            names = (text for field_, text in _protobuf_fields(value) if field_ == 2 and isinstance(text, bytes))
             instruction.op_name = next(names, b"").decode(errors="replace")
         elif number == 15:
             instruction.window = _window(value)
         elif number == 16:
-            axes = (axis for field_, axis in _fields(value) if field_ == 3 and isinstance(axis, int))
+            axes = (axis for field_, axis in _protobuf_fields(value) if field_ == 3 and isinstance(axis, int))
             instruction.kernel_input = next(axes, 0)  # 0 is not written
         elif number == 30:
             instruction.contracted = tuple(
-                axis for field_, packed in _fields(value) if field_ == 1 for axis in _numbers(packed)
+                axis for field_, packed in _protobuf_fields(value) if field_ == 1 for axis in _numbers(packed)
             )
         elif number == 36:
             instruction.inputs = tuple(_numbers(value))
@@ -362,25 +381,25 @@ def _instruction(data: bytes) -> _Instruction:
     return instruction
 
 
-def _shape(data: bytes) -> tuple[tuple[int, ...], int]:
+def _read_shape(data: bytes) -> tuple[tuple[int, ...], int]:
     """Return sizes of the axes, and bytes: of a tuple, of all that is in it."""
     element, axes, within = 0, [], 0
-    for number, value in _fields(data):
+    for number, value in _protobuf_fields(data):
         if number == 2 and isinstance(value, int):
             element = value
         elif number == 3:
             axes += list(_numbers(value))
         elif number == 4 and isinstance(value, bytes):
-            within += _shape(value)[1]
+            within += _read_shape(value)[1]
     return tuple(axes), within or _ELEMENT_BYTES.get(element, 0 if element in (0, 13, 14, 17) else 1) * math.prod(axes)
 
 
 def _window(data: bytes) -> int:
     """Return the positions of a convolution's window, less those that fall on zeros between dilated inputs."""
     positions = 1.0
-    for number, dimension in _fields(data):
+    for number, dimension in _protobuf_fields(data):
         if number == 1 and isinstance(dimension, bytes):
-            sizes = {field_: value for field_, value in _fields(dimension) if isinstance(value, int)}
+            sizes = {field_: value for field_, value in _protobuf_fields(dimension) if isinstance(value, int)}
             positions *= sizes.get(1, 1) / max(sizes.get(6, 1), 1)
     return max(round(positions), 1)
 
@@ -392,22 +411,22 @@ def _numbers(value: bytes | int) -> Iterator[int]:
         return
     position = 0
     while position < len(value):
-        number, position = _varint(value, position)
+        number, position = _read_varint(value, position)
         yield number
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
+def _protobuf_fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
     """Yield (number, value) of each field of a protobuf message: a whole number, or bytes."""
     position, end = 0, len(data)
     while position < end:
-        key, position = _varint(data, position)
+        key, position = _read_varint(data, position)
         kind = key & 7
         if kind == 0:
-            value, position = _varint(data, position)
+            value, position = _read_varint(data, position)
             yield key >> 3, value
             continue
         if kind == 2:
-            length, position = _varint(data, position)
+            length, position = _read_varint(data, position)
         elif kind in (1, 5):
             length = 8 if kind == 1 else 4
         else:
@@ -416,7 +435,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
         position += length
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = data[position]

@@ -62,7 +62,7 @@ class JaxRecorder:
     def listen(self, models: Any) -> None:
         """Note the parameters' sizes, hear of compiling, and of other traces."""
         self._session.boundary.call(self.layers.note_parameters, models)
-        self._leaving.callback(profiler.observe_compiling(self._compiled))
+        self._leaving.callback(profiler.observe_compiling(self._note_compile_time))
         guarded = self._session.boundary.guarded(self._give_way_to_other_trace)
         self._leaving.callback(profiler.before_other_traces(guarded))
 
@@ -119,12 +119,12 @@ class JaxRecorder:
 
     def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
         """Open, keep or close the window as the plan says."""
-        wanted = not self._stopped and (again or self._plan.records(step, elapsed_ns))
+        is_profiled = not self._stopped and (again or self._plan.records(step, elapsed_ns))
         full = (len(self._spans) + 1) * self._plan.events_per_step > MOST_EVENTS
-        if self._window is not None and (full or not wanted):
+        if self._window is not None and (full or not is_profiled):
             self.close_window()
-        if wanted and self._window is None and not self._stopped:
-            self._run_between_steps(self._open)
+        if is_profiled and self._window is None and not self._stopped:
+            self._run_between_steps(self._open_window)
         return self.recording
 
     def count_samples(self) -> int | None:
@@ -154,10 +154,17 @@ class JaxRecorder:
         self._compiled_before_s = self._compile_s
         return False
 
+    def pause(self) -> bool:
+        """Return False: what is computed within a step is not seen."""
+        return False
+
+    def resume(self) -> None:
+        """Do nothing: every step is told."""
+
     def close_window(self) -> None:
         """End the open window and write it."""
         if self._window is not None:
-            self._run_between_steps(self._flush)
+            self._run_between_steps(self._flush_window)
         self._held = []
 
     def inside(self, layer: str) -> AbstractContextManager[Any]:
@@ -167,18 +174,26 @@ class JaxRecorder:
 
     # windows
 
-    def _open(self) -> None:
+    def _open_window(self) -> None:
         if not profiler.reads_traces():
-            self._stop_for_good(f"JAX {jax.__version__} does not read its own traces, 0.8 or newer does")
+            self._stop_recording_ops(f"JAX {jax.__version__} does not read its own traces, 0.8 or newer does")
             return
-        platform = profiler.platform()
-        if platform not in ("cpu", None):
-            self._stop_for_good(f"ops are recorded on the CPU alone so far, and this training computes on '{platform}'")
+        if self._stop_beside_accelerator():
             return
         self._spans = []
         self._window = profiler.Window()
 
-    def _flush(self) -> None:
+    def _stop_beside_accelerator(self) -> bool:
+        """End the recording of ops where JAX computes on another platform than the CPU; whether it does."""
+        platform = profiler.platform()
+        if platform in ("cpu", None):
+            return False
+        self._stop_recording_ops(
+            f"ops are recorded on the CPU alone so far, and this training computes on '{platform}'"
+        )
+        return True
+
+    def _flush_window(self) -> None:
         window, self._window = self._window, None
         assert window is not None
         assert self._writer is not None
@@ -186,8 +201,10 @@ class JaxRecorder:
         self._windows += 1
         self._most = max(self._most, trace.events)
         spans, self._spans = self._spans, []
+        if self._stop_beside_accelerator():  # the platform is not known before the first computation
+            return
         if trace.events > MOST_EVENTS_PER_STEP * max(len(spans), 1):
-            self._stop_for_good(f"a step makes {trace.events:,} events in the trace")
+            self._stop_recording_ops(f"a step makes {trace.events:,} events in the trace")
         if not spans:
             return
         self._learn_programs({call.program for call in trace.calls})
@@ -199,9 +216,9 @@ class JaxRecorder:
             self._rows += len(rows.part)
         self._plan.learn(rows.profiles)
 
-    def _learn_programs(self, wanted: set[tuple[str, int]]) -> None:
+    def _learn_programs(self, programs: set[tuple[str, int]]) -> None:
         """Read the compiled programs that are new, once each."""
-        new = wanted - self._programs.keys()
+        new = programs - self._programs.keys()
         if not new:
             return
         began = monotonic_ns()
@@ -236,25 +253,25 @@ class JaxRecorder:
         if not isinstance(error, OSError):
             self._stopped = True
         steps = [span.step for span in self._spans]
-        self._drop()
+        self._drop_window()
         self._session.note("ops-lost", f"{type(error).__name__}: {error}", steps=steps)
 
-    def _drop(self) -> None:
+    def _drop_window(self) -> None:
         window, self._window, self._spans = self._window, None, []
         if window is not None:
             with contextlib.suppress(Exception):
                 window.stop()
 
-    def _stop_for_good(self, why: str) -> None:
+    def _stop_recording_ops(self, why: str) -> None:
         self._stopped = True
         self._session.note("recording-stopped", f"{why}: ops are recorded up to here")
 
     def _give_way_to_other_trace(self) -> None:
         if not self._stopped:
-            self._stop_for_good("the training started a trace of its own")
+            self._stop_recording_ops("the training started a trace of its own")
         self.close_window()
 
-    def _compiled(self, seconds: float) -> None:
+    def _note_compile_time(self, seconds: float) -> None:
         self._compile_s += seconds
 
     # results
@@ -272,7 +289,7 @@ class JaxRecorder:
                 "steps_from": self._session.settings.steps_from,
                 "steps_found_by": "calls",
                 "recorded_steps": plan.recorded,
-                "known_share": plan.known,
+                "known_share": plan.known_share,
                 "steps_apart": [],
                 "windows": self._windows,
                 "lost_windows": self._lost,
@@ -308,7 +325,7 @@ class JaxRecorder:
     def abandon_window(self, why: str) -> None:
         """Drop the open window without writing it."""
         if self._window is not None:
-            self._drop()
+            self._drop_window()
             self._session.note("ops-lost", f"{why}: the op calls of an open window are lost")
 
     def forks(self) -> None:

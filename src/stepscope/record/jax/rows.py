@@ -18,6 +18,7 @@ import numpy as np
 
 from stepscope.arrays import Ints
 from stepscope.record.jax.programs import OTHER, Op, Program
+from stepscope.record.ops.events import Names
 from stepscope.record.ops.rows import NOT_KNOWN, StepProfile, StepSpan
 from stepscope.runfolder import PHASES, Part
 
@@ -175,35 +176,35 @@ def rows_of(trace: Trace, clock_ns: float, spans: list[StepSpan], programs: dict
     calls, place = [trace.calls[row] for row in chosen], place[chosen]
     t0 = np.round(begin[chosen]).astype(np.int64)
     t1 = np.clip(np.round(end[chosen]).astype(np.int64), t0, np.maximum(lasts[place], t0))
-    ops = [_op_of(call, programs) for call in calls]
-    parent = _parents(t0, t1, ops)
+    ops = [_op_of_call(call, programs) for call in calls]
+    parent = _parent_rows(t0, t1, ops)
     self_ns = np.minimum(_self_times_ns([call.work for call in calls], parent), t1 - t0)
-    names, layers = _Texts(), _Texts()
+    names, layers = Names(), Names()
     columns = {
         "step": np.array([span.step for span in spans])[place],
         "t0_ns": t0,
         "t1_ns": t1,
         "self_ns": self_ns,
         "parent": _within_step(parent, place),
-        "name": np.array([names.number(op.name) for op in ops]),
-        "module": np.array([_NONE if op.layer is None else layers.number(SEPARATOR.join(op.layer)) for op in ops]),
+        "name": np.array([names.intern(op.name) for op in ops]),
+        "module": np.array([_NONE if op.layer is None else layers.intern(SEPARATOR.join(op.layer)) for op in ops]),
         "phase": np.array([PHASES.index(op.phase) for op in ops]),
         "thread": _lanes(t0, t1, parent),
         "device": np.zeros(len(ops), dtype=np.int64),
         "flops": np.array([_or_unknown(op.flops) for op in ops]),
         "bytes": np.array([_or_unknown(op.bytes) for op in ops]),
     }
-    texts = {"name": list(names.ids), "module": list(layers.ids), "phase": PHASES, "device": ["cpu"]}
+    texts = {"name": names.texts(), "module": layers.texts(), "phase": PHASES, "device": ["cpu"]}
     return Rows(Part(columns, texts), _profiles(calls, place, self_ns, spans))
 
 
-def _op_of(call: InstructionRun, programs: dict[tuple[str, int], Program]) -> Op:
+def _op_of_call(call: InstructionRun, programs: dict[tuple[str, int], Program]) -> Op:
     program = programs.get(call.program)
-    known = None if program is None else program.ops.get(call.instruction)
-    return Op(call.instruction, None, OTHER, None, None) if known is None else known
+    op = None if program is None else program.ops.get(call.instruction)
+    return Op(call.instruction, None, OTHER, None, None) if op is None else op
 
 
-def _parents(t0: Ints, t1: Ints, ops: list[Op]) -> Ints:
+def _parent_rows(t0: Ints, t1: Ints, ops: list[Op]) -> Ints:
     """Row of the loop, branch or call that each row runs in: the last one that has begun and not ended."""
     parent = np.full(len(ops), _NONE, dtype=np.int64)
     open_rows: list[int] = []
@@ -212,7 +213,7 @@ def _parents(t0: Ints, t1: Ints, ops: list[Op]) -> Ints:
             open_rows.pop()
         if open_rows and t1[row] <= t1[open_rows[-1]]:
             parent[row] = open_rows[-1]
-        if op.holds_others:
+        if op.is_control_flow:
             open_rows.append(row)
     return parent
 
@@ -283,13 +284,3 @@ def _profiles(calls: list[InstructionRun], place: Ints, shared: Ints, spans: lis
 
 def _or_unknown(value: int | None) -> int:
     return NOT_KNOWN if value is None else value
-
-
-class _Texts:
-    """Texts as small numbers."""
-
-    def __init__(self) -> None:
-        self.ids: dict[str, int] = {}
-
-    def number(self, text: str) -> int:
-        return self.ids.setdefault(text, len(self.ids))

@@ -41,7 +41,7 @@ def _in_child() -> None:
     with suppress(Exception):  # a fault of ours: the interpreter would print it among the child's own output
         if not forked_by_server():  # a forked child is not joined, also where it imports torch itself
             sys.meta_path[:] = [
-                found for found in sys.meta_path if not (isinstance(found, _Finder) and found.waits_for("torch"))
+                finder for finder in sys.meta_path if not (isinstance(finder, _Finder) and finder.waits_for("torch"))
             ]
 
 
@@ -124,17 +124,17 @@ def _disables_site_hooks(words: Sequence[Any]) -> bool:
 def _joining_popen(plain: Callable[..., Any], orders: str) -> Callable[..., Any]:
     inheriting = _joining_spawn(plain, orders)
 
-    def start(self: Any, args: Any, *rest: Any, **options: Any) -> Any:
+    def start(self: Any, args: Any, *arguments: Any, **options: Any) -> Any:
         begin = plain
         try:
-            if len(rest) <= _ENV_PLACE - 1 and starts_joinable_python(options.get("executable") or args):
+            if len(arguments) <= _ENV_PLACE - 1 and starts_joinable_python(options.get("executable") or args):
                 if options.get("env") is None:  # it inherits what C knows, which may be more than `os.environ` does
                     begin = inheriting
                 else:
                     options["env"] = environment(orders, options["env"])
         except Exception as error:
             _raise_unless_ours(error)
-        return begin(self, args, *rest, **options)
+        return begin(self, args, *arguments, **options)
 
     return start
 
@@ -144,16 +144,16 @@ def _joining_spawn(plain: Callable[..., Any], orders: str) -> Callable[..., Any]
         """The child inherits this environment: it is changed for as long as the call takes, by one thread at a time."""
         with _environment_lock:
             global _lent
-            before, kept = _lent, {name: os.environ.get(name) for name in (ORDERS, PYTHONPATH, "PYTHONPATH")}
+            before, variables = _lent, {name: os.environ.get(name) for name in (ORDERS, PYTHONPATH, "PYTHONPATH")}
             try:
-                _lent = get_ident(), kept
+                _lent = get_ident(), variables
                 os.environ.update(environment(orders, os.environ))
             except Exception as error:
                 _raise_unless_ours(error)
             try:
                 return plain(*args, **options)
             finally:
-                for name, value in kept.items():  # here: nothing of ours that it would call could fail
+                for name, value in variables.items():  # here: nothing of ours that it would call could fail
                     if value is None:
                         os.environ.pop(name, None)
                     else:
@@ -172,9 +172,9 @@ def _wrap(owner: Any, name: str, around: Callable[[Callable[..., Any], str], Cal
 
 def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
     """Call `action` with the module once it is imported, or now where it is there; what fails in it stays there."""
-    known = sys.modules.get(name)
-    if known is not None:
-        _run_import_action(action, known)
+    module = sys.modules.get(name)
+    if module is not None:
+        _run_import_action(action, module)
     else:
         sys.meta_path.insert(0, _Finder(name, action))
 

@@ -199,9 +199,9 @@ def claim_writer(run: Path) -> RunWriter:
     from stepscope.record.run_facts import rank_of_process
     from stepscope.runfolder import RunWriter
 
-    known = rank_of_process()
-    rank: int | None = known.get("rank")
-    if rank in (0, None) or known.get("local_rank") == 0:
+    own_rank = rank_of_process()
+    rank: int | None = own_rank.get("rank")
+    if rank in (0, None) or own_rank.get("local_rank") == 0:
         with contextlib.suppress(FileExistsError):
             os.close(os.open(run / CLAIM, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             return RunWriter.attach(run)
@@ -287,7 +287,7 @@ def _wait_for_go(descriptor: int | None) -> None:
 
 def _show_without_us() -> None:
     """Show an exception of the script as the interpreter does: beginning with the script."""
-    shown = sys.excepthook
+    hook = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
         own = trace
@@ -297,23 +297,23 @@ def _show_without_us() -> None:
                 own = trace  # a fault of ours, before the script began
             for other in _exceptions_shown_with(error):
                 other.__traceback__ = _strip_our_frames(other.__traceback__)
-        return shown(kind, error.with_traceback(own), own)
+        return hook(kind, error.with_traceback(own), own)
 
     sys.excepthook = show
 
 
 def _exceptions_shown_with(error: BaseException) -> list[BaseException]:
     """Return the causes, contexts and members of groups that are shown with an exception."""
-    found: list[BaseException] = []
-    left = [error]
-    while left:
-        shown = left.pop()
-        members = getattr(shown, "exceptions", ()) if isinstance(shown, _GROUP) else ()
-        for other in (shown.__cause__, shown.__context__, *members):
-            if isinstance(other, BaseException) and all(other is not known for known in (error, *found)):
-                found.append(other)
-                left.append(other)
-    return found
+    related: list[BaseException] = []
+    pending = [error]
+    while pending:
+        current = pending.pop()
+        members = getattr(current, "exceptions", ()) if isinstance(current, _GROUP) else ()
+        for other in (current.__cause__, current.__context__, *members):
+            if isinstance(other, BaseException) and all(other is not exception for exception in (error, *related)):
+                related.append(other)
+                pending.append(other)
+    return related
 
 
 def _strip_our_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -324,11 +324,13 @@ def _strip_our_frames(trace: TracebackType | None) -> TracebackType | None:
         trace = trace.tb_next
     files = [entry.tb_frame.f_code.co_filename for entry in entries]
     first = next((n for n, file in enumerate(files) if not _is_start(file)), len(files))
-    kept = [entry for entry, file in zip(entries[first:], files[first:], strict=True) if not file.startswith(_OURS)]
-    shown: TracebackType | None = None
-    for entry in reversed(kept):
-        shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return shown
+    user_entries = [
+        entry for entry, file in zip(entries[first:], files[first:], strict=True) if not file.startswith(_OURS)
+    ]
+    traceback: TracebackType | None = None
+    for entry in reversed(user_entries):
+        traceback = TracebackType(traceback, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return traceback
 
 
 def _is_start(file: str) -> bool:
@@ -351,7 +353,7 @@ def _start_simulated_board(board: str, orders: Orders) -> str:
 
     def end() -> None:
         simulation.stop()
-        _run_ignoring_our_faults(lambda: simulation.truth().save(Path(orders.run)))
+        _run_ignoring_our_faults(lambda: simulation.save_truth(Path(orders.run)))
 
     atexit.register(lambda: _run_ignoring_our_faults(end))
     return str(simulation.root)
