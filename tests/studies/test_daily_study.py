@@ -15,11 +15,11 @@ from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.daily import DailyTraining
 from stepscope.experiments.daily.study import DailyTrainingOrders
 from stepscope.experiments.daily.training import (
-    _chunks,
+    _batches_of,
     _images,
     _images_to_train_by_day,
     _pretrain,
-    _shipped,
+    _shipped_weights,
     train_all_days,
 )
 from stepscope.experiments.engine import request_fields
@@ -53,10 +53,10 @@ def test_replay_brings_back_older_images_and_a_reservoir_keeps_its_size() -> Non
 
 
 def test_a_rest_of_one_image_joins_the_batch_before() -> None:
-    assert [len(chunk) for chunk in _chunks(range(17), 8)] == [8, 9]
-    assert [len(chunk) for chunk in _chunks(range(18), 8)] == [8, 8, 2]
-    assert [len(chunk) for chunk in _chunks(range(1), 8)] == [1]
-    assert len(_chunks(range(5), 1)) == 5
+    assert [len(chunk) for chunk in _batches_of(range(17), 8)] == [8, 9]
+    assert [len(chunk) for chunk in _batches_of(range(18), 8)] == [8, 8, 2]
+    assert [len(chunk) for chunk in _batches_of(range(1), 8)] == [1]
+    assert len(_batches_of(range(5), 1)) == 5
 
 
 def test_a_life_has_its_evenings_and_the_next_setting_begins_with_the_same_model(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_days_begin_with_weights_that_ship_for_this_network_on_this_data_alone(
     name: str, data: str, start: float | None, ships: bool
 ) -> None:
     training = workloads.find(name).prepare(16, data=data)
-    assert (_shipped(training, replace(ROUTINE, start=start, data=data)) is not None) is ships
+    assert (_shipped_weights(training, replace(ROUTINE, start=start, data=data)) is not None) is ships
 
 
 def test_pre_training_ends_where_the_accuracy_on_images_that_it_does_not_see_rises_no_more(

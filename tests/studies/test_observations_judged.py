@@ -18,6 +18,7 @@ from stepscope.experiments.observations import (
     FAILS,
     HOLDS,
     UNKNOWN,
+    Limits,
     Observations,
     Outcome,
     Verdict,
@@ -26,6 +27,7 @@ from stepscope.experiments.observations import (
 )
 from stepscope.experiments.observations._evidence import BOARDS_GPU, Evidence, _power_of_rails
 from stepscope.experiments.observations._measurements import gather_measurements, planned_measurements
+from stepscope.experiments.observations._statistics import Comparison, judge_models, judge_run_shares
 from stepscope.experiments.observations.study import judge_all
 
 # All that the paper saw turned round at once: each of the observations 1 to 11 has its own reason to fail.
@@ -73,10 +75,10 @@ def test_on_a_board_that_behaves_as_in_the_paper_every_observation_holds(known: 
     assert found.outcome == HOLDS, found.why
     assert found.reading == AS_THE_PAPER
     for part in found.parts:
-        assert part.found is not None
+        assert part.interval is not None
         assert part.test
         assert part.effect
-        assert part.found.low <= part.found.value <= part.found.high
+        assert part.interval.low <= part.interval.value <= part.interval.high
 
 
 @pytest.fixture(scope="module")
@@ -168,8 +170,8 @@ def test_the_counterpart_is_labelled(cpu: Evidence, number: int) -> None:
 def test_training_cores_are_held_against_the_others(cpu: Evidence) -> None:
     busier = judged(1, cpu).parts[0]
     assert busier.outcome == HOLDS
-    assert busier.found is not None
-    assert busier.found.value == pytest.approx(0.35 / 0.05, rel=0.15)
+    assert busier.interval is not None
+    assert busier.interval.value == pytest.approx(0.35 / 0.05, rel=0.15)
 
 
 def test_where_every_core_trains_there_is_nothing_to_compare(tmp_path: Path) -> None:
@@ -312,3 +314,30 @@ def test_the_power_of_a_total_is_the_sum_of_its_rails_whoever_reads_them_when() 
     assert series.t_ns.tolist() == [17.5e6, 42.5e6, 92.5e6]  # without the gap of the slower one
     assert series.values == pytest.approx([5.0, 5.0, 5.0])
     assert smears_ns == 3e6
+
+
+def test_clusters_that_are_hardly_ever_idle_are_against_observation_four(tmp_path: Path) -> None:
+    verdict = judged(4, board_evidence(tmp_path, Behaviour(denver=0.75, a57=0.95)))
+    assert [part.outcome for part in verdict.parts] == [HOLDS, HOLDS, FAILS]
+    assert verdict.deciding.claim.endswith("idle for much of the time")
+
+
+def test_a_claim_that_the_data_selected_from_several_has_the_wider_interval() -> None:
+    model = ("net", 6, [Comparison("", 0.3, 0.1, 4)])
+    single, selected = (
+        judge_models("", "", "", Limits(least=0.0), [model], selected_from=claims).interval for claims in (1, 3)
+    )
+    assert single is not None
+    assert selected is not None
+    assert selected.low < single.low < 0.3 < single.high < selected.high
+
+
+def test_a_batch_size_without_the_period_keeps_the_share_of_all_runs_open() -> None:
+    periodic = [("net", batch, 3, 3) for batch in (4, 8, 16, 32)]
+    whole, holed, contrary = (
+        judge_run_shares([*periodic, ("net", 64, hits, count)], Limits(least=0.5))[0]
+        for hits, count in ((3, 3), (0, 3), (0, 12))
+    )
+    assert whole.outcome == HOLDS
+    assert (holed.outcome, "but at batch 64 0 of 3 runs" in holed.why) == (UNKNOWN, True)
+    assert contrary.outcome != HOLDS

@@ -231,3 +231,19 @@ def test_what_is_asked_for_twice_is_measured_once() -> None:
     assert (asked.workloads, asked.batch, asked.day_batches) == (("lenet",), (4, 16), (16,))
     points = planned_measurements(asked)
     assert len({point.id for point in points}) == len(points)
+
+
+def test_runs_in_another_power_mode_or_with_another_torch_are_no_repeats(tmp_path: Path) -> None:
+    for batch, mode, torch in ((4, "MAXN", "2.13"), (64, "MAXN", "2.13"), (64, "MAXQ", "2.13"), (64, "MAXN", "2.9")):
+        workload = {"name": "net", "batch_size": batch, "device": "cpu"}
+        header = {"workload": workload, "threads": 1, "versions": {"torch": torch}}
+        fabricate_run(tmp_path / "runs", steps=12, ops=STEP[:1], header=header, device={"power_mode": mode})
+    asked = replace(SMALL, from_=(tmp_path / "runs",), only=(10,))
+    findings = answer_study(asked, tmp_path / "study", child=CHILD)
+    note = next(note for note in findings.notes if note.startswith("2 runs on other devices"))
+    assert note.endswith("they differ in: power mode, torch")
+
+
+def test_the_seed_of_the_trainings_is_that_of_the_days_too() -> None:
+    assert Observations(device="cpu").daily.seeds == (0, 1, 2, 3, 4)
+    assert Observations(device="cpu", seed=7).daily.seeds == (7, 8, 9, 10, 11)

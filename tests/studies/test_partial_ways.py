@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,20 +21,21 @@ from stepscope.experiments.engine.training import TrainingEnvironment
 from stepscope.experiments.partial import PartialTraining, methods
 from stepscope.experiments.partial.methods import (
     WAYS,
-    Plan,
-    PlanSettings,
+    FreezingSchedule,
+    ScheduleSettings,
     TrainedParameters,
     biases,
     freeze,
     freeze_filters,
     parameters_by_layer,
 )
+from stepscope.experiments.partial.study import PartialTrainingOrders
 from stepscope.experiments.partial.training import (
     NoSuchLayers,
     OptimizerRule,
-    PartialTrainingOrders,
     StepCost,
-    _plan_settings,
+    _run_training,
+    _schedule_settings,
     load_weights,
     probe_steps,
     read_weights,
@@ -42,10 +44,11 @@ from stepscope.experiments.partial.training import (
     step_cost,
     train_one_seed,
 )
+from stepscope.record.session import Session
 from stepscope.workloads.contract import Training
 from stepscope.workloads.data import packaged
 
-TERMS = PlanSettings(fraction=0.6, steps=40, draw_every=1, seed=0, gradients=dict)
+TERMS = ScheduleSettings(fraction=0.6, steps=40, draw_every=1, seed=0, gradients=dict)
 LESSON = PartialTrainingOrders("all", 1.0, "step", 3, 1, 16, "momentum", None, "mnist-5k", "cpu", False, (), None)
 
 
@@ -62,8 +65,8 @@ def training() -> Training:
     return workloads.find("lenet").prepare(batch=8, optimizer="momentum", data="mnist-5k")
 
 
-def _plan(training: Training, way: str, **terms: object) -> Plan:
-    return WAYS[way].plan(training.model, replace(TERMS, **terms))  # type: ignore[arg-type]
+def _plan(training: Training, way: str, **terms: object) -> FreezingSchedule:
+    return WAYS[way].schedule(training.model, replace(TERMS, **terms))  # type: ignore[arg-type]
 
 
 def _step(training: Training, choice: TrainedParameters) -> None:
@@ -103,9 +106,9 @@ def test_a_held_filter_stays_although_momentum_would_move_it(training: Training)
 
 def test_fresh_masks_thaw_and_cumulative_ones_never_do(training: Training) -> None:
     fresh, grown = _plan(training, "filters"), _plan(training, "cumulative")
-    assert len(fresh(0).held["conv1.weight"]) == 4
-    assert len({fresh(step).held["conv1.weight"] for step in range(6)}) > 1
-    frozen = [set(grown(step).held.get("conv1.weight", range(10))) for step in range(40)]
+    assert len(fresh(0).frozen_filters["conv1.weight"]) == 4
+    assert len({fresh(step).frozen_filters["conv1.weight"] for step in range(6)}) > 1
+    frozen = [set(grown(step).frozen_filters.get("conv1.weight", range(10))) for step in range(40)]
     assert all(before <= after for before, after in itertools.pairwise(frozen))
     assert "conv1.weight" not in grown(39).trained
     assert {"fc1.weight", "fc2.bias"} <= grown(39).trained
@@ -146,7 +149,7 @@ def test_an_adapter_changes_nothing_at_first_and_is_what_is_trained(training: Tr
 def test_the_shift_of_a_normalisation_is_no_bias() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
     assert biases(model) == ("0.bias",)
-    assert WAYS["batch-norm"].plan(model, TERMS)(0).trained == {"1.weight", "1.bias"}
+    assert WAYS["batch-norm"].schedule(model, TERMS)(0).trained == {"1.weight", "1.bias"}
     assert WAYS["batch-norm"].missing(nn.Linear(2, 2)) == "it has no batch normalisation with parameters"
     assert WAYS["filters"].missing(nn.Linear(2, 2)) is not None
     assert WAYS["bias"].missing(nn.Linear(2, 2, bias=False)) is not None
@@ -269,8 +272,49 @@ def test_gradients_that_a_choice_is_made_by_leave_the_training_as_it_began() -> 
     training = workloads.find("resnet8-c32").prepare(batch=4, data="mnist-5k")
     before = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
     drawn = torch.get_rng_state()
-    assert _plan_settings(training, LESSON, 3, 0).gradients()
+    assert _schedule_settings(training, LESSON, 3, 0).gradients()
     assert before
     assert all(torch.equal(buffer, before[name]) for name, buffer in training.model.named_buffers())
     assert torch.equal(torch.get_rng_state(), drawn)
     assert all(parameter.grad is None for parameter in training.model.parameters())
+
+
+def test_a_cumulative_schedule_holds_one_state_whatever_the_number_of_steps(training: Training) -> None:
+    schedule = _plan(training, "cumulative")
+    first, last = schedule(0), schedule(5_000)
+    assert schedule(5_001) is last
+    tracemalloc.start()
+    try:
+        for step in range(5_000, 8_000):
+            schedule(step)
+        assert tracemalloc.get_traced_memory()[0] < 10_000
+    finally:
+        tracemalloc.stop()
+    assert schedule(0) == first
+
+
+def test_drawing_is_no_part_of_a_step(training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class ObservedSession(Session):
+        def pause(self) -> None:
+            events.append("pause")
+            super().pause()
+
+        def resume(self) -> None:
+            events.append("resume")
+            super().resume()
+
+        def step(self, loss: Any = None, samples: int | None = None) -> None:
+            events.append("step")
+            super().step(loss, samples)
+
+    def schedule(step: int) -> TrainedParameters:
+        events.append("draw")
+        return TrainedParameters(frozenset(dict(training.model.named_parameters())))
+
+    monkeypatch.setattr("stepscope.experiments.engine.training.Session", ObservedSession)
+    environment = TrainingEnvironment(tmp_path / "runs", tmp_path)
+    record = _run_training(training, schedule, 2, lambda: {"accuracy": 0.5}, environment)
+    assert [evaluation.steps for evaluation in record.evaluations] == [0, 1, 2]
+    assert events == ["draw", "draw", *["step", "pause", "draw", "resume"] * 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import polars as pl
 import pytest
 from tests.fabricate import STEP, fabricate_run
 
@@ -12,7 +13,7 @@ from stepscope.analysis.results import Findings
 from stepscope.analysis.run import Run
 from stepscope.errors import UsageError
 from stepscope.experiments.breakdown import Breakdown
-from stepscope.experiments.breakdown.study import FAMILY_NAMES, family_milliseconds, op_family
+from stepscope.experiments.breakdown.study import FAMILY_NAMES, Evidence, build_findings, family_milliseconds, op_family
 from stepscope.experiments.engine.engine import Plan, answer_study
 from stepscope.experiments.observations._measurements import runs_in
 from stepscope.report.charts.operators import breakdown_charts
@@ -103,3 +104,13 @@ def test_a_model_of_either_that_was_edited_meanwhile_is_refused(tmp_path: Path) 
         with pytest.raises(UsageError, match="the training has changed"):
             answer_study(asked, tmp_path / "study", plan=nothing)
         file.write_text("size = 1", encoding="utf-8")
+
+
+@pytest.mark.parametrize(("device", "is_said"), [("cpu", False), ("cuda", True)])
+def test_on_an_accelerator_times_are_said_to_be_those_of_the_cpu_that_launches(device: str, is_said: bool) -> None:
+    times = {("lenet", "training"): [{"convolution": 1.0, "framework overhead": 9.0}]}
+    findings = build_findings(Evidence(times, {}, {}, pl.DataFrame(), {}, ()), Breakdown(("lenet",), device=device))
+    bars = findings.frames["time-by-family"]["kind"].unique().to_list()
+    assert ("which launches the kernels" in findings.answer) == is_said
+    assert ("which launches the kernels" in findings.tables[0].title) == is_said
+    assert bars == (["training (CPU)"] if is_said else ["training"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -22,6 +25,7 @@ from stepscope import workloads
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.engine import ProgressCallbacks, answer_study
 from stepscope.experiments.kernels import OPS, Kernels
+from stepscope.experiments.kernels.measurements import VISITS
 from stepscope.experiments.kernels.rates import (
     HERE,
     KernelRate,
@@ -34,7 +38,7 @@ from stepscope.experiments.kernels.rates import (
     read_tables,
 )
 from stepscope.experiments.kernels.shapes import AXES, Kernel, KernelAxes, kernels_of, same_padding_conv_sizes
-from stepscope.experiments.kernels.study import _frames, _most_expensive_op, _step_table
+from stepscope.experiments.kernels.study import _frames, _most_expensive_op, _rate_rows, _step_table
 from stepscope.experiments.kernels.timing import (
     BOTH,
     FEWEST,
@@ -54,7 +58,7 @@ from stepscope.report.study_results import render
 
 @pytest.fixture(autouse=True)
 def _known_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.experiments.kernels.study.ceilings", lambda *asked, **how: CEILINGS)
+    monkeypatch.setattr("stepscope.experiments.kernels.measurements.ceilings", lambda *asked, **how: CEILINGS)
 
 
 SMALL = Kernels(
@@ -397,3 +401,90 @@ def test_the_shares_of_the_roofline_are_of_the_time_in_which_every_part_runs_onc
     points = _frames(rows, {"flops_per_s": 1e9, "bytes_per_s": 1e9})["roofline"]
     assert points.filter(part=WHOLE)["share"].to_list() == pytest.approx([0.25, 0.75])
     assert points.filter(pl.col("part") == FORWARD)["share"].sum() == pytest.approx(0.25)
+
+
+def _visit(ns: float, half: float = 0.01) -> dict[str, Any]:
+    bounds = {"low_ns": ns * (1 - half), "high_ns": ns * (1 + half), "least_ns": 0.9 * ns, "most_ns": 1.1 * ns}
+    return {"parts": {FORWARD: {"ns": ns, **bounds, "flops": 1000, "bytes": 1000}}}
+
+
+def test_a_burst_of_other_work_in_one_visit_of_a_kernel_is_no_cliff() -> None:
+    small, large = (Kernel("conv", {"batch": n}, {"batch": n}) for n in (1, 2))
+    calm = list(_rate_rows(small, [_visit(100), _visit(101), _visit(99)]))
+    disturbed = list(_rate_rows(large, [_visit(800), _visit(100), _visit(101)]))
+    assert (disturbed[0].ns, disturbed[0].low_ns, disturbed[0].high_ns) == (101, 99, 808)
+    assert cliffs([*calm, *disturbed]) == []
+    assert len(cliffs([*calm, *_rate_rows(large, [_visit(800), _visit(790), _visit(810)])])) == 1
+
+
+def test_a_cliff_is_as_steep_as_its_limit_within_its_whole_interval() -> None:
+    assert cliffs([_row(100, half=0.05, batch=1), _row(130, half=0.05, batch=2)]) == []
+
+
+def test_visits_with_few_blocks_cover_all_of_them() -> None:
+    visits = [_visit(100), _visit(100), _visit(100)]
+    for visit in visits:
+        visit["parts"][FORWARD] |= {"low_ns": None, "high_ns": None}
+    (row,) = _rate_rows(Kernel("conv", {}), visits)
+    assert [row.low_ns, row.high_ns] == pytest.approx([90, 110])
+
+
+def test_an_operator_that_cannot_run_is_skipped_and_the_others_are_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed_calls(kernel: Kernel, device: str = "cpu") -> Any:
+        parts = timed_calls_of(kernel, device)
+        if kernel.op != "conv" or device == "meta":
+            return parts
+
+        def refuse() -> None:
+            raise RuntimeError("could not create a primitive")
+
+        return {name: replace(part, call=refuse) for name, part in parts.items()}
+
+    monkeypatch.setattr("stepscope.experiments.kernels.measurements.timed_calls_of", timed_calls)
+    findings = answer_study(SMALL, tmp_path / "study")
+    assert sum("could not create a primitive" in note for note in findings.notes) == 4  # three kernels and their pair
+    (kernels,) = (table for table in findings.tables if table.name == "kernels")
+    assert {str(row[1]).split()[0] for row in kernels.rows} == {"batch_norm", "optimizer"}
+
+
+def test_a_kernel_that_twice_ended_the_process_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = replace(SMALL, ops=("optimizer",))
+    first = asked.plan().points[1].id
+
+    def write_attempts(count: int) -> None:
+        (tmp_path / "attempt.json").write_text(json.dumps({"point": first, "count": count}), encoding="utf-8")
+
+    write_attempts(1)
+    findings = answer_study(asked, tmp_path)
+    assert not any("ended 2 times" in note for note in findings.notes)
+    assert not (tmp_path / "attempt.json").exists()
+    (tmp_path / "cells" / f"{first}.json").unlink()
+    write_attempts(2)
+    assert any("ended 2 times" in note for note in answer_study(asked, tmp_path).notes)
+
+
+def test_an_interrupted_kernel_is_timed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("stepscope.experiments.kernels.measurements.time_call", interrupt)
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                answer_study(replace(SMALL, ops=("optimizer",)), tmp_path)
+    assert not (tmp_path / "attempt.json").exists()
+
+
+@pytest.mark.parametrize(("cores", "is_said"), [(0.1, False), (1.5, True)])
+def test_background_load_over_the_study_is_said(
+    cores: float, is_said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = itertools.count()
+    monkeypatch.setattr(
+        "stepscope.experiments.kernels.measurements._core_seconds", lambda: (float(at := next(now)), at * cores)
+    )
+    findings = answer_study(replace(SMALL, ops=("optimizer",)), tmp_path)
+    assert any("busy with other processes" in note for note in findings.notes) == is_said
+    assert len(list((tmp_path / "cells").glob("optimizer-*.json"))) == 4 * VISITS

@@ -168,3 +168,7 @@ def test_the_script_ends_before_the_update_that_is_one_too_many_of_its_first_opt
         end(first, (), {})
     assert over.value.code == 0
     assert TASK.endswith(":train_user_training")
+
+
+def test_the_device_of_a_script_takes_its_place_in_the_arguments() -> None:
+    assert fill_placeholders(["--device", "{device}"], {"device": "cuda"}) == ["--device", "cuda"]

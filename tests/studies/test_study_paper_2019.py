@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from tests.studies.tx2_board import Behaviour, board_runs, days, memory
 
-from stepscope.errors import UnknownName
+from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.observations import Observations
 from stepscope.experiments.observations._evidence import gather_evidence
 from stepscope.experiments.observations.study import build_findings, paper_points
@@ -147,3 +147,18 @@ def test_a_model_that_could_not_be_counted_keeps_what_is_said_of_all_open() -> N
     said = {row[0]: row[1:] for table in findings.tables if table.name == "statements" for row in table.rows}
     open_ = said["ten models train with a batch of 64" if MODELS[0].trained else "six models cannot be trained"]
     assert open_ == ("cannot tell", f"too close, or not counted: {MODELS[0].name}")
+
+
+def test_what_was_counted_for_a_board_is_said_of_that_board_alone() -> None:
+    findings = paper_findings(Paper2019(board="jetson-tx2"), results({}), None)
+    assert findings.title == "The 2019 paper for NVIDIA Jetson TX2"
+    assert findings.device == "NVIDIA Jetson TX2, its memory alone"
+    assert "10 likely fit a NVIDIA Jetson TX2 (8.59 GB)" in findings.answer
+    assert "here" not in findings.answer
+    assert not any("here" in column for table in findings.tables for column in table.columns)
+
+
+def test_a_plan_that_trains_nothing_simulates_no_sensors() -> None:
+    with pytest.raises(UsageError, match="--simulate belongs to a plan that measures"):
+        Paper2019(simulate="jetson-tx2")
+    assert Paper2019(plan_="hour", simulate="jetson-tx2").simulate == "jetson-tx2"

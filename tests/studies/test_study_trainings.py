@@ -17,8 +17,14 @@ from tests.conftest import CommandLine
 from stepscope import workloads
 from stepscope.analysis.estimate import Estimate
 from stepscope.errors import UnknownName, UsageError
+from stepscope.experiments.breakdown import Breakdown
+from stepscope.experiments.daily import DailyTraining
+from stepscope.experiments.engine import StudyRequest
 from stepscope.experiments.engine.engine import Point, ProgressCallbacks, answer_study
 from stepscope.experiments.engine.sweep_points import in_rounds
+from stepscope.experiments.observations import Observations
+from stepscope.experiments.paper_2019 import Paper2019
+from stepscope.experiments.partial import PartialTraining
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PrecisionSweep, ThreadSweep, TrainingSetting
 from stepscope.experiments.sweeps.optimizers import (
     KINDS,
@@ -32,8 +38,8 @@ from stepscope.experiments.sweeps.results import (
     WINDOW,
     BestSetting,
     SettingCost,
+    _flag_summary,
     _smallest_saturating_batch,
-    _spread,
     axis_sweep,
     best_settings,
     loss_tables,
@@ -245,8 +251,8 @@ def test_a_single_repeat_names_no_best_and_flags_that_differ_are_a_range() -> No
     assert [best.alike for best in best_settings(_costs({1: 50.0, 8: 96.0}, 1, 1.0), [SPEED])] == [None]
     assert [best.alike for best in best_settings(_costs({1: 50.0, 8: 96.0}, 2, 1.0), [SPEED])] == [()]
     load = "background CPU load: {} cores"
-    assert _spread([load.format(1.6), load.format(1.1), load.format(1.3)]) == load.format("between 1.1 and 1.6")
-    assert _spread([load.format(1.6)] * 2) == load.format(1.6)
+    assert _flag_summary([load.format(1.6), load.format(1.1), load.format(1.3)]) == load.format("between 1.1 and 1.6")
+    assert _flag_summary([load.format(1.6)] * 2) == load.format(1.6)
 
 
 @pytest.mark.parametrize(
@@ -285,3 +291,25 @@ def test_a_training_may_take_as_long_as_its_seconds_and_a_target_has_none() -> N
     assert BatchSweep("lenet").rules.time_limit_s == 900
     with pytest.raises(UsageError, match="--seconds ends no training that has a --target"):
         BatchSweep("lenet", target=0.5, seconds=30.0)
+
+
+def test_a_training_that_ends_by_steps_has_an_hour_and_an_option_gives_more() -> None:
+    assert OptimizerSweep("resnet50-c32").rules.time_limit_s == 3600
+    assert BatchSweep("lenet", target=0.5).rules.time_limit_s == 3600
+    assert BatchSweep("lenet", seconds=1800.0, time_limit=3 * 3600.0).rules.time_limit_s == 3 * 3600
+    assert Breakdown(("lenet",), time_limit=2 * 3600.0).rules.time_limit_s == 2 * 3600
+
+
+@pytest.mark.parametrize("request_type", [BatchSweep, PartialTraining, DailyTraining, Observations, Paper2019])
+def test_another_time_limit_goes_on_with_a_begun_folder(request_type: type[StudyRequest]) -> None:
+    settings = {"workload": "lenet"} if request_type in (BatchSweep, PartialTraining, DailyTraining) else {}
+    requests = [request_type.from_settings({**settings, "time_limit": limit}) for limit in ("1h", "3h")]
+    assert requests[0].to_dict() == requests[1].to_dict()
+    assert "--time-limit 10800" in requests[1].command_line("stepscope")
+
+
+@pytest.mark.parametrize(("half", "repeats", "unsure"), [(1.0, 2, ""), (40.0, 2, "4, 8, 16"), (1.0, 1, "4, 8, 16")])
+def test_a_throughput_near_the_highest_by_its_mean_alone_is_said_so(half: float, repeats: int, unsure: str) -> None:
+    text = _smallest_saturating_batch(_costs({4: 100, 8: 102, 16: 101}, repeats, half))
+    within = "From batch 4 on, throughput is within 5% of the highest"
+    assert text == (f"{within} by the means alone (CIs of batch {unsure})." if unsure else f"{within}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Any
 import pytest
 from tests.patience import HANG_S
 
+from stepscope.analysis.memory.limits import Limit
 from stepscope.analysis.results import Findings
-from stepscope.experiments.engine.engine import Plan, Point, ProgressCallbacks, answer_study
+from stepscope.errors import OutputNotWritable, RunDamaged
+from stepscope.experiments.engine.engine import Plan, Point, ProgressCallbacks, answer_study, places_side_by_side
+from stepscope.experiments.engine.folder import StudyFolder
 from stepscope.experiments.paper_2019 import Paper2019
 
 _HERE = "tests.studies.test_untimed_points"
@@ -65,8 +69,10 @@ def findings(results: Mapping[str, Any]) -> Findings:
 
 
 @pytest.fixture(autouse=True)
-def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def _two_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepscope.experiments.engine.engine.usable_cores", lambda: 2)
+    memory = Limit(8_000_000_000, "here")
+    monkeypatch.setattr("stepscope.experiments.engine.engine.limit_of_this_machine", lambda: memory)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
@@ -116,3 +122,84 @@ def test_an_interruption_ends_what_was_begun_ahead_and_loses_nothing_that_had_en
     assert not list(folder.rglob("a.json"))
     kept = answered(Plan(points[1:], findings), folder)
     assert kept.answer == "{'b': 'failed'}"
+
+
+def need_the_machine(orders: Mapping[str, Any]) -> dict[str, Any]:
+    """Find no memory while another point is about, and end well alone."""
+    folder = Path(orders["study"])
+    (folder / f"here-{orders['name']}").touch()
+    until = time.monotonic() + HANG_S
+    while not (folder / f"here-{orders['other']}").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    ended = (folder / "runs" / orders["other"] / "ended.json").exists()
+    return {"seen": "alone"} if ended else {"status": "oom", "reason": "no memory"}
+
+
+def write_on_a_full_disk(orders: Mapping[str, Any]) -> dict[str, Any]:
+    """End well after the disk was full for a while."""
+    print("OSError: [Errno 28] No space left on device")  # noqa: T201  what the log of a process holds
+    return {}
+
+
+def test_what_found_no_memory_beside_others_is_measured_once_more_alone(tmp_path: Path) -> None:
+    points = [point("a", "need_the_machine", other="b"), point("b", "need_the_machine", other="a")]
+    assert answered(Plan(points, findings), tmp_path / "study").answer == "{'a': 'alone', 'b': 'alone'}"
+
+
+@pytest.mark.parametrize(("gigabytes", "places"), [(0.5, 1), (3.5, 3), (100, 4)])
+def test_points_side_by_side_have_a_core_and_memory_each(
+    gigabytes: float, places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = Limit(round(gigabytes * 1e9), "here")
+    monkeypatch.setattr("stepscope.experiments.engine.engine.usable_cores", lambda: 16)
+    monkeypatch.setattr("stepscope.experiments.engine.engine.limit_of_this_machine", lambda: limit)
+    assert places_side_by_side() == places
+
+
+def test_a_result_made_while_the_disk_was_full_is_none(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    with pytest.raises(OutputNotWritable, match="No space left"):
+        answered(Plan([point("a", "write_on_a_full_disk")], findings), folder)
+    assert not list((folder / "cells").iterdir())
+
+
+def test_a_disk_without_room_for_a_point_s_folder_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Path.mkdir
+
+    def mkdir(path: Path, *args: Any, **kwargs: Any) -> None:
+        if path.parent.name == "runs":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        make(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(OutputNotWritable) as raised:
+        answered(Plan([point("a", "fail_once")], findings), tmp_path / "study")
+    assert "the same command goes on" in str(raised.value.hint)
+
+
+def test_a_study_that_times_out_names_the_option_for_more_time(tmp_path: Path) -> None:
+    results: dict[str, Any] = {}
+
+    def judge(of: Mapping[str, Any]) -> Findings:
+        results.update(of)
+        return findings(of)
+
+    answered(Plan([point("a", "wait_for_ever")], judge, time_limit_s=0.05), tmp_path / "study")
+    assert results["a"]["reason"] == "did not end within 0.05 s (longer: --time-limit)"
+
+
+def test_a_folder_with_somebody_s_links_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").symlink_to("elsewhere.py")
+    with pytest.raises(RunDamaged) as raised:
+        StudyFolder(tmp_path, "batch", {})
+    assert raised.value.hint == "choose another folder: --out DIR"
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_project_s_own_folders_are_not_walked(tmp_path: Path) -> None:
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to("/usr/bin/python3")
+    with StudyFolder(tmp_path, "batch", {}).locked():
+        pass

@@ -13,7 +13,7 @@ import stepscope
 from stepscope import workloads
 from stepscope.analysis.summary import write_summary
 from stepscope.api.requests import RunRequest
-from stepscope.experiments.single_run import MOST, UntilResolved, parse_metering
+from stepscope.experiments.energy_resolution import MOST, StopWhenEnergyResolved, parse_metering
 from stepscope.footprint.jobs import write_computed_memory
 from stepscope.record.ceilings import write_ceilings
 from stepscope.record.empty_process import write_empty_process_bytes
@@ -73,7 +73,7 @@ def measure(
         workload if isinstance(workload, str) else workload.name, batch=batch, steps=steps, threads=threads,
         until_resolved=until_resolved, period=sampling_period_ns(period, period_ms) / 1e9,  # type: ignore[arg-type]
     )  # fmt: skip
-    found = workloads.find(workload) if isinstance(workload, str) else workload
+    resolved_workload = workloads.find(workload) if isinstance(workload, str) else workload
     settings = Settings(
         out=out,
         record=record,
@@ -92,7 +92,7 @@ def measure(
     ):
         metering = replace(settings.metering, simulated=simulate)
         path, code = train_workload(
-            found, most, replace(settings, root=chosen.root, metering=metering),
+            resolved_workload, most, replace(settings, root=chosen.root, metering=metering),
             TrainingChoices(batch, optimizer, device, seed, lr, precision), stop=stop,
             progress=progress or (lambda step, loss: None),
         )  # fmt: skip
@@ -101,7 +101,7 @@ def measure(
         raise KeyboardInterrupt
     if code == 0 and memory != "off":
         write_empty_process_bytes(path)
-        write_computed_memory(path, found, optimizer, precision)
+        write_computed_memory(path, resolved_workload, optimizer, precision)
     write_ceilings(path, measure=ceilings and code == 0)
     run = stepscope.Run(path)
     write_summary(run)
@@ -114,7 +114,7 @@ def _resolution_stop(share: float | None, out: str | Path) -> Iterator[Callable[
     if share is None:
         yield lambda: False
         return
-    resolved = UntilResolved(Path(out), share)
+    resolved = StopWhenEnergyResolved(Path(out), share)
     try:
         yield resolved
     finally:

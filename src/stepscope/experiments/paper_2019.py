@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepscope.experiments.engine import SIMULATE, StudyRequest
+from stepscope.errors import UsageError
+from stepscope.experiments.engine import DEFAULT_TIME_LIMIT_S, SIMULATE, TIME_LIMIT, StudyRequest
 from stepscope.experiments.observations import QUICK_BATCHES, Observations
 from stepscope.request import option
 
@@ -103,7 +104,12 @@ class Paper2019(StudyRequest):
         choices=("densenet40-4-c32", "lenet"),
     )  # fmt: skip
     seed: int = option(0, "Seed of the order of runs and of the trainings.")
-    time_limit: float = option(3600.0, "Seconds that one measurement may take.", above=0, unit="s", typed=False)
+    time_limit: float = option(DEFAULT_TIME_LIMIT_S, TIME_LIMIT)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.simulate is not None and self.observations_request is None:
+            raise UsageError("--simulate belongs to a plan that measures", "add --plan hour, or leave it out")
 
     @property
     def trainings(self) -> tuple[str, ...]:
@@ -133,9 +139,9 @@ class Paper2019(StudyRequest):
         observations = self.observations_request
         if observations is None:
             return self
-        known = observations.checked()
-        assert isinstance(known, Observations)
-        return replace(self, device=known.device, threads=known.threads, from_=known.from_)
+        request = observations.checked()
+        assert isinstance(request, Observations)
+        return replace(self, device=request.device, threads=request.threads, from_=request.from_)
 
     def plan(self) -> Plan:
         from stepscope.experiments.engine.engine import Plan
@@ -198,26 +204,28 @@ def count_model(orders: Mapping[str, Any]) -> dict[str, Any]:
         else:
             verdicts[str(batch)] = simulator.verdict(live[batch], limit, sure=False)
     peak = simulator.peak_of_process(live[LARGEST])
-    found = {"verdicts": verdicts, "sure": sure, "likely": likely, "live": live[LARGEST].bytes}
-    return {**found, "low": peak.low, "high": peak.high, "limit": limit.bytes, "of": limit.source}
+    result = {"verdicts": verdicts, "sure": sure, "likely": likely, "live": live[LARGEST].bytes}
+    return {**result, "low": peak.low, "high": peak.high, "limit": limit.bytes, "of": limit.source}
 
 
 def paper_findings(request: Paper2019, results: Mapping[str, Result], measured: Findings | None) -> Findings:
     """The findings: feasibility from the results of the dry runs, and what was judged from the runs."""
     import polars as pl
 
-    from stepscope.analysis.memory.limits import VERDICTS, limit_of_board
+    from stepscope.analysis.memory.limits import VERDICTS, board_named, limit_of_board
     from stepscope.analysis.results import Findings, ResultTable
 
     limit = limit_of_board(request.board, request.memory)
     rows = [(model, results[f"fit-{request.workload_of(model)}"]) for model in MODELS]
-    counted = [(model, found) for model, found in rows if found["status"] == "ok"]
-    lost = [model for model, found in rows if found["status"] != "ok"]
-    notes = [f"{model.name}: {found['status']}: {found['reason']}" for model, found in rows if found["status"] != "ok"]
+    counted = [(model, result) for model, result in rows if result["status"] == "ok"]
+    lost = [model for model, result in rows if result["status"] != "ok"]
+    notes = [
+        f"{model.name}: {result['status']}: {result['reason']}" for model, result in rows if result["status"] != "ok"
+    ]
     batches = [str(batch) for batch in sorted({*request.batch, LARGEST})]
     short = dict(zip(VERDICTS, _SHORT, strict=True))
     by_batch = tuple(
-        (model.name, *(short.get(found["verdicts"][batch]) for batch in batches)) for model, found in counted
+        (model.name, *(short.get(result["verdicts"][batch]) for batch in batches)) for model, result in counted
     )
     tables = (
         _feasibility_table(request, counted, limit.bytes),
@@ -225,13 +233,18 @@ def paper_findings(request: Paper2019, results: Mapping[str, Result], measured: 
         _statement_table([*counted, *((model, _NOT_COUNTED) for model in lost)]),
     )
     cells = [
-        {"model": model.name, "trained": model.trained, "batch": int(batch), "verdict": found["verdicts"][batch]}
-        for model, found in counted
+        {"model": model.name, "trained": model.trained, "batch": int(batch), "verdict": result["verdicts"][batch]}
+        for model, result in counted
         for batch in batches
     ]
     notes += [f"{limit.source}: {limit.bytes / 1e9:.3g} GB beside its system", *_NOTES]
     frames = {"paper-feasibility": pl.DataFrame(cells, infer_schema_length=None)} if cells else {}
-    mine = Findings(_TITLE, _answer(counted), tables, notes=tuple(notes), frames=frames)
+    board, gigabytes = board_named(request.board).title, (limit.device_bytes or limit.bytes) / 1e9
+    answer = _answer(counted, f"{board} ({gigabytes:.3g} GB)")
+    mine = Findings(
+        f"The 2019 paper for {board}", answer, tables, device=f"{board}, its memory alone", notes=tuple(notes),
+        frames=frames,
+    )  # fmt: skip
     if measured is None:
         return mine
     return replace(
@@ -257,21 +270,21 @@ _NOTES = (
 )
 
 
-def _compare_with_paper(model: PaperModel, found: Mapping[str, Any]) -> str:
+def _agreement_with_paper(model: PaperModel, result: Mapping[str, Any]) -> str:
     """Return how the count stands to the paper's mark."""
-    verdict = found["verdicts"][str(LARGEST)]
+    verdict = result["verdicts"][str(LARGEST)]
     if model.trained:
-        said = {"does not fit": f"differs: {_up_to(found)}", "too close": "cannot tell"}
-        return said.get(str(verdict), "as the paper")
-    none = all(answer in (None, "does not fit") for answer in found["verdicts"].values())
+        words = {"does not fit": f"differs: {_largest_likely_batch_text(result)}", "too close": "cannot tell"}
+        return words.get(str(verdict), "as the paper")
+    none = all(answer in (None, "does not fit") for answer in result["verdicts"].values())
     if none:
         return "as the paper"
-    return f"differs: {_up_to(found)}" if found["sure"] else "cannot tell"
+    return f"differs: {_largest_likely_batch_text(result)}" if result["sure"] else "cannot tell"
 
 
-def _up_to(found: Mapping[str, Any]) -> str:
+def _largest_likely_batch_text(result: Mapping[str, Any]) -> str:
     """Return up to which batch size it likely fits: the whole interval of its process lies below the memory."""
-    return f"likely up to batch {found['sure']}" if found["sure"] else "at no batch size, or too close to tell"
+    return f"likely up to batch {result['sure']}" if result["sure"] else "at no batch size, or too close to tell"
 
 
 def _feasibility_table(
@@ -280,16 +293,16 @@ def _feasibility_table(
     from stepscope.analysis.results import ResultTable
 
     rows: list[tuple[Value, ...]] = []
-    for model, found in counted:
+    for model, result in counted:
         printed = None if model.gigabytes is None else f"{'above ' if model.at_least else ''}{model.gigabytes:g}"
-        bytes_ = (found["live"] / 1e9, found["low"] / 1e9, found["high"] / 1e9)
+        bytes_ = (result["live"] / 1e9, result["low"] / 1e9, result["high"] / 1e9)
         trained_as = "batch 1 to 64" if model.trained else model.remark or "not at all"
-        verdict = found["verdicts"][str(LARGEST)]
-        largest = (found["sure"] or None, found["likely"] or None)
-        about = (model.name, request.workload_of(model), trained_as, verdict, _compare_with_paper(model, found))
+        verdict = result["verdicts"][str(LARGEST)]
+        largest = (result["sure"] or None, result["likely"] or None)
+        about = (model.name, request.workload_of(model), trained_as, verdict, _agreement_with_paper(model, result))
         rows.append((*about, *largest, *bytes_, printed))
     columns = (
-        "model", "workload", "the paper trained", "here at 64", "against the paper", "largest that likely fits",
+        "model", "workload", "the paper trained", "counted at 64", "against the paper", "largest that likely fits",
         "largest, too close", "live GB at 64", "process GB, low", "process GB, high", "the paper's GB",
     )  # fmt: skip
     note = f"Memory of a training process for {limit / 1e9:.3g} GB. DenseNet40's 5.9 GB are of intermediate data alone."
@@ -300,8 +313,8 @@ def _statement_table(counted: Sequence[tuple[PaperModel, Mapping[str, Any]]]) ->
     """The paper's statements on memory, each about all models of it, judged for each."""
     from stepscope.analysis.results import ResultTable
 
-    trained = [(model, found) for model, found in counted if model.trained]
-    crossed = [(model, found) for model, found in counted if not model.trained]
+    trained = [(model, result) for model, result in counted if model.trained]
+    crossed = [(model, result) for model, result in counted if not model.trained]
     above = [str(batch) for batch in (128, 256)]
     rows = [
         ("ten models train with a batch of 64", *_judge_fit_of_all_models(trained, [str(LARGEST)], fits=True)),
@@ -317,13 +330,13 @@ def _judge_fit_of_all_models(
 ) -> tuple[str, str]:
     """Return whether all (`fits` false: none) of these batch sizes, or of all counted ones, fit in each model."""
     against, open_ = [], []
-    for model, found in models:
-        known = found["verdicts"]
-        seen = [known[batch] for batch in (batches or known) if known.get(batch) is not None]
+    for model, result in models:
+        verdicts = result["verdicts"]
+        counted = [verdicts[batch] for batch in (batches or verdicts) if verdicts.get(batch) is not None]
         opposite, agreeing = ("does not fit", "fits") if fits else ("fits", "does not fit")
-        if any(opposite in (verdict, verdict.removeprefix("likely ")) for verdict in seen):
+        if any(opposite in (verdict, verdict.removeprefix("likely ")) for verdict in counted):
             against.append(model.name)
-        elif not seen or any(agreeing != verdict.removeprefix("likely ") for verdict in seen):
+        elif not counted or any(agreeing != verdict.removeprefix("likely ") for verdict in counted):
             open_.append(model.name)
     if against:
         return "does not hold", f"{'too large' if fits else 'likely to fit'}: {', '.join(against)}"
@@ -332,14 +345,14 @@ def _judge_fit_of_all_models(
     return "holds", f"for each of {len(models)} models"
 
 
-def _answer(counted: Sequence[tuple[PaperModel, Mapping[str, Any]]]) -> str:
-    trained = [_compare_with_paper(model, found) for model, found in counted if model.trained]
-    crossed = [_compare_with_paper(model, found) for model, found in counted if not model.trained]
-    differ = sum(said.startswith("differs") for said in trained)
-    smaller, none = sum(said.startswith("differs") for said in crossed), crossed.count("as the paper")
+def _answer(counted: Sequence[tuple[PaperModel, Mapping[str, Any]]], board: str) -> str:
+    trained = [_agreement_with_paper(model, result) for model, result in counted if model.trained]
+    crossed = [_agreement_with_paper(model, result) for model, result in counted if not model.trained]
+    differ = sum(comparison.startswith("differs") for comparison in trained)
+    smaller, none = sum(comparison.startswith("differs") for comparison in crossed), crossed.count("as the paper")
     return (
         f"Of {len(trained)} models that the paper trained with a batch of {LARGEST}: "
-        f"{trained.count('as the paper')} likely fit here, {trained.count('cannot tell')} too close to tell, "
+        f"{trained.count('as the paper')} likely fit a {board}, {trained.count('cannot tell')} too close to tell, "
         f"{differ} too large. Of {len(crossed)} that it could not train: {smaller} likely fit at some batch size, "
         f"{none} at none."
     )

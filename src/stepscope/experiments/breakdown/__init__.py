@@ -14,6 +14,7 @@ from stepscope.experiments.engine import (
     OPTIMIZER,
     SIMULATE,
     THREADS,
+    TIME_LIMIT,
     StudyRequest,
     check_device,
     find_workload,
@@ -48,6 +49,7 @@ class Breakdown(StudyRequest):
     memory_only: bool = option(False, "Dry runs alone: nothing is trained, so that any size fits.")
     quick: bool = option(False, QUICK)
     seed: int = option(0, SEED)
+    time_limit: float | None = option(None, TIME_LIMIT)
 
     @property
     def subject(self) -> str:

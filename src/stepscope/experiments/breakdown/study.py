@@ -46,7 +46,11 @@ class Evidence:
 def breakdown_plan(request: Breakdown, jobs: Mapping[str, Job]) -> Plan:
     """Train every model, let it infer, and count its memory on dry runs. jobs: each model for a dry run."""
     base = {name: getattr(request, name) for name in ("batch", "optimizer", "threads", "device")}
-    settings = [TrainingSetting(model, **base, kind=kind) for model in request.models for kind in _kinds(jobs[model])]
+    settings = [
+        TrainingSetting(model, **base, kind=kind)
+        for model in request.models
+        for kind in _trained_and_inferred(jobs[model])
+    ]
 
     def judge(runs: list[TrainingRun]) -> Findings:
         return build_findings(_gather_evidence(runs, jobs, request), request)
@@ -56,17 +60,17 @@ def breakdown_plan(request: Breakdown, jobs: Mapping[str, Job]) -> Plan:
 
 def build_findings(evidence: Evidence, request: Breakdown) -> Findings:
     """The findings from evidence that has been gathered."""
-    tables = (_memory_table(evidence), _time_table(evidence), _energy_table(evidence))
+    tables = (_memory_table(evidence), _time_table(evidence, request.device), _energy_table(evidence))
     return Findings(
         title=f"Where training goes: {' and '.join(request.models)}",
         answer=" ".join(_answer(evidence, request)),
         tables=tuple(table for table in tables if table.rows),
         notes=evidence.notes,
-        frames=_frames(evidence),
+        frames=_frames(evidence, request.device),
     )
 
 
-def _kinds(job: Job) -> tuple[str, ...]:
+def _trained_and_inferred(job: Job) -> tuple[str, ...]:
     return (TRAINING,) if job.loss is None else (TRAINING, INFERENCE)
 
 
@@ -119,13 +123,13 @@ def _count_memory_on_dry_runs(
     series, parameters, notes = [], {}, []
     hidden = Workspaces(this_platform())
     for model, job in jobs.items():
-        for kind in _kinds(job):
+        for kind in _trained_and_inferred(job):
             try:
-                done = dry_run(job if kind == TRAINING else inference_job(job), request.batch, hidden)
+                run = dry_run(job if kind == TRAINING else inference_job(job), request.batch, hidden)
             except DryRunStopped as stopped:
                 notes.append(f"memory of {model}, {kind}: fake tensors stopped at {stopped}")
                 continue
-            events = done.events()
+            events = run.events()
             peaks[model, kind] = bytes_at_peak(events)
             series.append(
                 step_series(events).select(pl.lit(model).alias("model"), pl.lit(kind).alias("kind"), pl.all())
@@ -142,7 +146,8 @@ def _answer(evidence: Evidence, request: Breakdown) -> Iterator[str]:
             whole = sum(value for value, _, _ in of.values())
             first = sorted(of, key=lambda name: -of[name][0])[:3]
             shares = ", ".join(f"{name} {of[name][0] / whole:.0%}" for name in first)
-            yield f"{model}: {whole:.3g} ms a step ({shares})."
+            launching = "" if request.device == "cpu" else "of the CPU, which launches the kernels: "
+            yield f"{model}: {whole:.3g} ms a step ({launching}{shares})."
     yield from _memory_difference(evidence, request)
 
 
@@ -157,24 +162,25 @@ def _memory_difference(evidence: Evidence, request: Breakdown) -> Iterator[str]:
     families = {*saved[more], *saved[less]}
     by = max(families, key=lambda name: saved[more].get(name, 0) - saved[less].get(name, 0), default="")
     parameters = {model: evidence.parameters.get(model, 0) for model in both}
-    yield f"{more} holds {_mb(totals[more])} at its peak and {less} {_mb(totals[less])}."
-    yield f"Their parameters take {_mb(parameters[more])} and {_mb(parameters[less])};"
-    yield f"their activations, {_mb(sum(saved[more].values()))} and {_mb(sum(saved[less].values()))};"
-    yield f"most of the difference was made by {by}: {_mb(saved[more].get(by, 0))} and {_mb(saved[less].get(by, 0))}."
+    yield f"{more} holds {_size_text(totals[more])} at its peak and {less} {_size_text(totals[less])}."
+    yield f"Their parameters take {_size_text(parameters[more])} and {_size_text(parameters[less])};"
+    yield f"their activations, {_size_text(sum(saved[more].values()))} and {_size_text(sum(saved[less].values()))};"
+    sizes = " and ".join(_size_text(saved[model].get(by, 0)) for model in (more, less))
+    yield f"most of the difference was made by {by}: {sizes}."
 
 
 def _saved_by_family(peak: Mapping[tuple[str, str], int]) -> dict[str, int]:
-    return {made: size for (holder, made), size in peak.items() if holder == "saved"}
+    return {family: size for (holder, family), size in peak.items() if holder == "saved"}
 
 
 def _mean_times(repeats: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None, float | None]]:
     """Mean ms of each family over the repeats with Student's interval; the means add up to the mean step."""
     names = {name for repeat in repeats for name in repeat}
-    found = {}
+    means = {}
     for name in names:
         mean, low, high = mean_interval(np.array([repeat.get(name, 0.0) for repeat in repeats]))
-        found[name] = (mean, None if null_if_nan(low) is None else max(low, 0.0), null_if_nan(high))
-    return found
+        means[name] = (mean, None if null_if_nan(low) is None else max(low, 0.0), null_if_nan(high))
+    return means
 
 
 def _mean_wholes(repeats: Sequence[Mapping[str, float]]) -> tuple[float, float | None, float | None]:
@@ -185,7 +191,7 @@ def _mean_wholes(repeats: Sequence[Mapping[str, float]]) -> tuple[float, float |
 TIME_COLUMNS = ("model", "mode", "operator", "ms a step", "low", "high", "%")
 
 
-def _time_table(evidence: Evidence) -> ResultTable:
+def _time_table(evidence: Evidence, device: str) -> ResultTable:
     rows: list[tuple[Value, ...]] = []
     for (model, kind), repeats in evidence.times.items():
         of = _mean_times(repeats)
@@ -194,7 +200,8 @@ def _time_table(evidence: Evidence) -> ResultTable:
         rows += [(model, kind, name, *of[name], 100 * of[name][0] / whole) for name in ordered]
         rows.append((model, kind, "whole step", *_mean_wholes(repeats), 100.0))
     note = "Self time of the operators of profiled steps on the CPU; with the framework overhead it is the whole step."
-    return ResultTable("time", "Time by operator", TIME_COLUMNS, tuple(rows), note)
+    title = "Time by operator" if device == "cpu" else "Time by operator on the CPU, which launches the kernels"
+    return ResultTable("time", title, TIME_COLUMNS, tuple(rows), note)
 
 
 def _energy_table(evidence: Evidence) -> ResultTable:
@@ -202,7 +209,7 @@ def _energy_table(evidence: Evidence) -> ResultTable:
     for (model, kind), of in evidence.energy.items():
         whole = sum(of.joules.values())
         rows += [
-            (model, kind, of.component, name, 1e3 * value, _milli(of.half[name]), 100 * value / whole)
+            (model, kind, of.component, name, 1e3 * value, _in_milli(of.half[name]), 100 * value / whole)
             for name, value in sorted(of.joules.items(), key=lambda item: -item[1])
         ]
     columns = ("model", "mode", "component", "operator", "mJ a step", "plus or minus", "%")
@@ -217,18 +224,19 @@ def _memory_table(evidence: Evidence) -> ResultTable:
     rows: list[tuple[Value, ...]] = []
     for (model, kind), sizes in evidence.peaks.items():
         whole = sum(sizes.values())
-        for (holder, made), size in sorted(sizes.items(), key=lambda item: -item[1]):
-            rows.append((model, kind, category_label(holder), made or None, size / 1e6, 100 * size / whole))
+        for (holder, family), size in sorted(sizes.items(), key=lambda item: -item[1]):
+            rows.append((model, kind, category_label(holder), family or None, size / 1e6, 100 * size / whole))
         rows.append((model, kind, "whole peak", None, whole / 1e6, 100.0))
     columns = ("model", "mode", "category", "allocated by", "MB", "%")
     note = "Live tensors at the peak of a dry run, by the operator whose output they are. Libraries are not in it."
     return ResultTable("memory", "Memory at the peak, by operator", columns, tuple(rows), note)
 
 
-def _frames(evidence: Evidence) -> dict[str, pl.DataFrame]:
+def _frames(evidence: Evidence, device: str) -> dict[str, pl.DataFrame]:
     order = {name: index for index, name in enumerate(FAMILY_NAMES)}
+    of_the_cpu = "" if device == "cpu" else " (CPU)"  # a bar of what launches the kernels is not one of their time
     times = [
-        (model, kind, name, value, order.get(name, len(order)))
+        (model, f"{kind}{of_the_cpu}", name, value, order.get(name, len(order)))
         for (model, kind), repeats in evidence.times.items()
         for name, (value, _, _) in _mean_times(repeats).items()
     ]
@@ -238,9 +246,9 @@ def _frames(evidence: Evidence) -> dict[str, pl.DataFrame]:
         for name, value in of.joules.items()
     ]
     peaks = [
-        (model, kind, made, size / 1e6, order.get(made, len(order)))
+        (model, kind, family, size / 1e6, order.get(family, len(order)))
         for (model, kind), peak in evidence.peaks.items()
-        for (holder, made), size in peak.items()
+        for (holder, family), size in peak.items()
         if holder == "saved"
     ]
     schema = {"model": pl.String, "kind": pl.String, "family": pl.String, "value": pl.Float64, "place": pl.Int64}
@@ -250,11 +258,11 @@ def _frames(evidence: Evidence) -> dict[str, pl.DataFrame]:
     return {name: frame for name, frame in frames.items() if not frame.is_empty()}
 
 
-def _mb(size: float) -> str:
+def _size_text(size: float) -> str:
     return f"{size / 1e6:.3g} MB"
 
 
-def _milli(value: float | None) -> float | None:
+def _in_milli(value: float | None) -> float | None:
     return None if value is None else 1e3 * value
 
 
@@ -274,48 +282,48 @@ def family_milliseconds(run: Run) -> dict[str, float]:
     """ms of a step on the CPU by family; framework overhead is one of them. Empty: no ops were recorded."""
     kinds, steps = run.operators(), profiled_steps(run)
     step_ms = float(steps["length_ns"].to_numpy().mean()) / 1e6 if len(steps) else 0.0
-    found: dict[str, float] = defaultdict(float)
+    times_ms: dict[str, float] = defaultdict(float)
     for row in kinds.filter(pl.col("device") == "cpu").iter_rows(named=True):
         spent = (row["share"] or 0.0) * step_ms
         updating = _share_of_optimizer(row)
-        found[OPTIMIZER] += spent * updating
-        found[op_family(row["name"])] += spent * (1 - updating)
-    return {name: ms for name, ms in found.items() if ms > 0}
+        times_ms[OPTIMIZER] += spent * updating
+        times_ms[op_family(row["name"])] += spent * (1 - updating)
+    return {name: ms for name, ms in times_ms.items() if ms > 0}
 
 
 def family_joules(run: Run) -> FamilyEnergy | None:
     """Energy by family of the component that stands for the whole board, else of the one that took most."""
     frame = run.energy("op")
-    known = frame.filter(pl.col("joules_per_step").is_not_null() & (pl.col("name") != "(whole)"))
-    if known.is_empty():
+    attributed = frame.filter(pl.col("joules_per_step").is_not_null() & (pl.col("name") != "(whole)"))
+    if attributed.is_empty():
         return None
-    component = next((name for name in _WHOLE if name in set(known["component"])), None)
+    component = next((name for name in _WHOLE if name in set(attributed["component"])), None)
     if component is None:
-        totals = known.group_by("component").agg(pl.col("joules_per_step").sum())
+        totals = attributed.group_by("component").agg(pl.col("joules_per_step").sum())
         component = str(totals.sort("joules_per_step", descending=True)["component"][0])
-    found: dict[str, float] = defaultdict(float)
+    joules: dict[str, float] = defaultdict(float)
     half: dict[str, float | None] = {}
-    rows = known.filter(pl.col("component") == component)
+    rows = attributed.filter(pl.col("component") == component)
     rails = rows["rail"].unique(maintain_order=True)
     for row in rows.filter(pl.col("rail") == rails[0]).iter_rows(named=True):  # two meters are not added
         name = OPTIMIZER if row["phase"] == "optimizer" else op_family(row["name"])
-        found[name] += row["joules_per_step"]
+        joules[name] += row["joules_per_step"]
         own = _half_interval(row)
         before = half.get(name, 0.0)
         half[name] = None if own is None or before is None else before + own
     named = component if len(rails) == 1 else f"{component} ({rails[0]} alone)"
-    return FamilyEnergy(named, dict(found), half)
+    return FamilyEnergy(named, dict(joules), half)
 
 
 def bytes_at_peak(events: pl.DataFrame) -> dict[tuple[str, str], int]:
     """Live bytes at the peak of a dry run by (who holds them, family of the op that made them)."""
     reached = peak(events)
-    found: dict[tuple[str, str], int] = defaultdict(int)
+    sizes: dict[tuple[str, str], int] = defaultdict(int)
     if reached is not None:
         for row in reached.tensors.iter_rows(named=True):
-            made = op_family(row["op"]) if row["category"] in ("saved", "temporary", "workspace") else ""
-            found[row["category"], made] += row["bytes"]
-    return dict(found)
+            family = op_family(row["op"]) if row["category"] in ("saved", "temporary", "workspace") else ""
+            sizes[row["category"], family] += row["bytes"]
+    return dict(sizes)
 
 
 def _half_interval(row: Mapping[str, float | None]) -> float | None:

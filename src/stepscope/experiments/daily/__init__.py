@@ -12,11 +12,13 @@ from stepscope.errors import UsageError
 from stepscope.experiments.engine import (
     ANY_DEVICE,
     DATA,
+    DEFAULT_TIME_LIMIT_S,
     LEARNING_RATE,
     LOOKED_AT,
     OWN_OPTIMIZER,
     SIMULATE,
     TEST_SAMPLES,
+    TIME_LIMIT,
     StudyRequest,
     check_classifier,
     pinned_data,
@@ -71,7 +73,7 @@ class DailyTraining(StudyRequest):
     device: str = option("cpu", ANY_DEVICE)
     threads: int | None = option(None, "Threads. Default: torch's choice.", least=1, most=1024, example="4")
     simulate: str | None = option(None, SIMULATE)
-    time_limit: float = option(3600.0, "Seconds that one training may take.", above=0, unit="s", example="1h")
+    time_limit: float = option(DEFAULT_TIME_LIMIT_S, TIME_LIMIT)
     quick: bool = option(False, "Five days, three seeds, one batch size.", stored=False)
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ import polars as pl
 from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.experiments.daily import DailyTraining
-from stepscope.experiments.engine import TEST_SAMPLES
+from stepscope.experiments.engine import TEST_SAMPLES, request_fields
 from stepscope.experiments.engine.engine import (
     AMOUNT,
     ANY,
@@ -25,6 +25,7 @@ from stepscope.experiments.engine.engine import (
     evaluated_samples_text,
     load_notes,
     mean_of,
+    mean_of_all,
     overlap,
     plan_of_seeds,
     split_trained_and_failed,
@@ -37,11 +38,7 @@ TASK = "stepscope.experiments.daily.training:train_point"
 
 def daily_plan(request: DailyTraining) -> Plan:
     """Train day by day, with every seed. UsageError where no training came about, with the reason."""
-    shared = {
-        field.name: getattr(request, field.name)
-        for field in fields(DailyTrainingOrders)
-        if hasattr(request, field.name)
-    }
+    shared = request_fields(request, [field.name for field in fields(DailyTrainingOrders)])
 
     def orders(setting: DailySetting) -> Mapping[str, Any]:
         return {"routine": {**shared, "batch": setting.batch, "replay": setting.replay}}
@@ -54,21 +51,21 @@ def daily_plan(request: DailyTraining) -> Plan:
 def build_findings(of_setting: Mapping[DailySetting, Sequence[Result]], request: DailyTraining) -> Findings:
     """The findings from the results of the seeds of each setting."""
     cells, failures = split_trained_and_failed(of_setting, "day", "setting")
-    made = [setting_outcome(setting, of, request.days) for setting, of in cells.items()]
-    tables = [accuracy_table(made), cost_table(made, request), *failures]
+    outcomes = [setting_outcome(setting, of, request.days) for setting, of in cells.items()]
+    tables = [accuracy_table(outcomes), cost_table(outcomes, request), *failures]
     return Findings(
         title=f"{request.workload} through {request.days} days of {request.images} new images",
-        answer=_answer(made, request),
+        answer=_answer(outcomes, request),
         tables=tuple(tables),
-        notes=tuple(_notes(made, request)),
-        frames=figure_frames(made, request),
+        notes=tuple(_notes(outcomes, request)),
+        frames=figure_frames(outcomes, request),
     )
 
 
-def _answer(made: Sequence[SettingOutcome], request: DailyTraining) -> str:
-    best = max(made, key=lambda outcome: outcome.end.value)
+def _answer(outcomes: Sequence[SettingOutcome], request: DailyTraining) -> str:
+    best = max(outcomes, key=lambda outcome: outcome.end.value)
     slope = estimate(best.slope.value, best.slope.low, best.slope.high, "points a day")
-    alike = [other.setting.name for other in made if other is not best and overlap(other.end, best.end)]
+    alike = [other.setting.name for other in outcomes if other is not best and overlap(other.end, best.end)]
     text = (
         f"Best after {request.days} days: {best.setting.name}, from {best.start.value:.1f} to {best.end.value:.1f} %, "
         f"{slope}, at {best.day_s.value:.3g} s of training on its longest day."
@@ -77,42 +74,43 @@ def _answer(made: Sequence[SettingOutcome], request: DailyTraining) -> str:
         text = f"{text} Not distinguishable from it: {'; '.join(alike)}."
     if request.charging is None:
         return text
-    fits = [outcome.fits(request.charging) for outcome in made]
+    fits = [outcome.fits(request.charging) for outcome in outcomes]
     others = f"{fits.count(False)} do not, {fits.count(None)} cannot be judged"
-    return f"{text} {fits.count(True)} of {len(made)} settings fit while the device charges, {others}."
+    return f"{text} {fits.count(True)} of {len(outcomes)} settings fit while the device charges, {others}."
 
 
-def _notes(made: Sequence[SettingOutcome], request: DailyTraining) -> Iterator[str]:
-    cell = made[0].cells[0]
+def _notes(outcomes: Sequence[SettingOutcome], request: DailyTraining) -> Iterator[str]:
+    cell = outcomes[0].cells[0]
     data = cell["data"]
     tested = evaluated_samples_text(data["test_size"], request.test_samples)
     yield f"data: {data['name']} ({data['kind']}), judged each evening on {tested} test images"
-    yield from dict.fromkeys(_pretraining(cell["pretrained"], request) for outcome in made for cell in outcome.cells)
+    yield from dict.fromkeys(
+        _pretraining(cell["pretrained"], request) for outcome in outcomes for cell in outcome.cells
+    )
     yield "every setting of a seed begins with the same weights and gets the same images each day"
     if "shipped" in cell["pretrained"]:
         yield "all seeds begin with the same weights: CIs tell of the images that are drawn, not of other pre-trainings"
     yield "time and energy are those of the training steps; looking at the accuracy is not counted"
-    if min(len(outcome.cells) for outcome in made) < 2:
+    if min(len(outcome.cells) for outcome in outcomes) < 2:
         yield "one seed gives no CI: --seeds 5"
-    cells = [cell for outcome in made for cell in outcome.cells]
+    cells = [cell for outcome in outcomes for cell in outcome.cells]
     yield from energy_notes(cells)
     yield from load_notes(cells)
-    if request.battery is not None and all(outcome.day_j is None for outcome in made):
+    if request.battery is not None and all(outcome.day_j is None for outcome in outcomes):
         yield "--battery cannot be judged without energy"
 
 
-def _pretraining(made: Mapping[str, Any], request: DailyTraining) -> str:
+def _pretraining(pretraining: Mapping[str, Any], request: DailyTraining) -> str:
     """Return how the pre-training of a seed ended."""
-    if "shipped" in made:
-        right = f"{made['accuracy']:.1%} of the {made['looked_at']} test images"
-        return (
-            f"begins with the weights that ship, of {made['shipped']}, whose accuracy had ceased to rise: {right} right"
-        )
-    reached = f"{made['accuracy']:.1%} of {made['looked_at']} images that it did not see were right"
-    ended = f"pre-trained on {made['images']} other images, {made['steps']} steps: {reached}"
+    if "shipped" in pretraining:
+        right = f"{pretraining['accuracy']:.1%} of the {pretraining['looked_at']} test images"
+        origin = f"begins with the weights that ship, of {pretraining['shipped']}"
+        return f"{origin}, whose accuracy had ceased to rise: {right} right"
+    reached = f"{pretraining['accuracy']:.1%} of {pretraining['looked_at']} images that it did not see were right"
+    ended = f"pre-trained on {pretraining['images']} other images, {pretraining['steps']} steps: {reached}"
     if request.start is not None:
         return ended
-    if not made["plateau"]:
+    if not pretraining["plateau"]:
         return f"{ended}: NO plateau was reached, so that a rise by day is not the new images' alone"
     return f"{ended}, and in {PATIENCE} epochs no more (less than {RISE:.1%})"
 
@@ -202,20 +200,20 @@ def setting_outcome(setting: DailySetting, cells: Sequence[Cell], days: int) -> 
     return SettingOutcome(
         setting,
         tuple(cells),
-        _estimate_of_values(accuracy[:, 0], SHARE),
-        _estimate_of_values(accuracy[:, -1], SHARE),
-        _estimate_of_values(slopes, ANY),
-        _estimate_of_values(accuracy[:, -1] - accuracy[:, 0], ANY),
-        _estimate_of_values(accuracy.min(axis=1), SHARE),
-        _estimate_of_values(np.array([max(day["time_s"] for day in cell["days"][1:]) for cell in cells]), AMOUNT),
+        mean_of_all(accuracy[:, 0], SHARE),
+        mean_of_all(accuracy[:, -1], SHARE),
+        mean_of_all(slopes, ANY),
+        mean_of_all(accuracy[:, -1] - accuracy[:, 0], ANY),
+        mean_of_all(accuracy.min(axis=1), SHARE),
+        mean_of_all([max(day["time_s"] for day in cell["days"][1:]) for cell in cells], AMOUNT),
         mean_of([_max_joules(cell) for cell in cells]) if len(kinds) == 1 else None,
         next(iter(kinds)) if len(kinds) == 1 else None,
     )
 
 
-def mean_of_day(found: SettingOutcome, name: str, day: int) -> Estimate | None:
+def mean_of_day(outcome: SettingOutcome, name: str, day: int) -> Estimate | None:
     """A quantity of a day over the seeds: accuracy in %, time_s, energy_j; null where it is not known."""
-    values = [cell["days"][day][name] for cell in found.cells]
+    values = [cell["days"][day][name] for cell in outcome.cells]
     return mean_of(values, 100, SHARE) if name == "accuracy" else mean_of(values)
 
 
@@ -224,18 +222,12 @@ def _max_joules(cell: Cell) -> float | None:
     return None if any(value is None for value in values) else max(values)
 
 
-def _estimate_of_values(values: np.ndarray[Any, Any], possible: tuple[float, float]) -> Estimate:
-    found = mean_of([float(value) for value in values], possible=possible)
-    assert found is not None, "every cell has its accuracies and times"
-    return found
-
-
 Row = tuple[Value, ...]
 
 
-def accuracy_table(made: Sequence[SettingOutcome]) -> ResultTable:
+def accuracy_table(outcomes: Sequence[SettingOutcome]) -> ResultTable:
     rows: list[Row] = []
-    for outcome in made:
+    for outcome in outcomes:
         begin: Row = (
             outcome.setting.batch,
             outcome.setting.replay,
@@ -255,12 +247,12 @@ def accuracy_table(made: Sequence[SettingOutcome]) -> ResultTable:
     return ResultTable("accuracy", "Accuracy", columns, tuple(rows), note)
 
 
-def cost_table(made: Sequence[SettingOutcome], request: DailyTraining) -> ResultTable:
+def cost_table(outcomes: Sequence[SettingOutcome], request: DailyTraining) -> ResultTable:
     """Return what the longest day takes, and whether that fits."""
-    kind = next((outcome.energy_kind for outcome in made if outcome.day_j is not None), None)
-    with_energy = kind is not None and all(outcome.energy_kind in (kind, None) for outcome in made)
+    kind = next((outcome.energy_kind for outcome in outcomes if outcome.day_j is not None), None)
+    with_energy = kind is not None and all(outcome.energy_kind in (kind, None) for outcome in outcomes)
     rows: list[Row] = []
-    for outcome in made:
+    for outcome in outcomes:
         images = max(day["trained_on"] for day in outcome.cells[0]["days"])
         row: Row = (outcome.setting.batch, outcome.setting.replay, images * request.passes, *outcome.day_s.row)
         if request.charging is not None:
@@ -291,17 +283,17 @@ _DAY = {"title": pl.String, "setting": pl.String, "batch": pl.String, "replay": 
 )
 
 
-def figure_frames(made: Sequence[SettingOutcome], request: DailyTraining) -> dict[str, pl.DataFrame]:
+def figure_frames(outcomes: Sequence[SettingOutcome], request: DailyTraining) -> dict[str, pl.DataFrame]:
     """Return the frames by figure name; nothing for what was not measured."""
-    found = {
-        figure: pl.DataFrame(list(_rows_by_day(made, name, first, request.days)), schema=_DAY)
+    frames = {
+        figure: pl.DataFrame(list(_rows_by_day(outcomes, name, first, request.days)), schema=_DAY)
         for figure, name, first in (
             ("accuracy-by-day", "accuracy", 0),
             ("time-by-day", "time_s", 1),
             ("energy-by-day", "energy_j", 1),
         )
     }
-    return {name: frame for name, frame in found.items() if not frame.is_empty()}
+    return {name: frame for name, frame in frames.items() if not frame.is_empty()}
 
 
 _TITLES = {
@@ -316,8 +308,8 @@ def _axis_title(name: str, outcome: SettingOutcome) -> str:
     return _TITLES[name].replace("energy", energy_name(outcome.energy_kind))
 
 
-def _rows_by_day(made: Sequence[SettingOutcome], name: str, first: int, days: int) -> Iterator[dict[str, Any]]:
-    for outcome in made:
+def _rows_by_day(outcomes: Sequence[SettingOutcome], name: str, first: int, days: int) -> Iterator[dict[str, Any]]:
+    for outcome in outcomes:
         about = {
             "title": _axis_title(name, outcome),
             "setting": outcome.setting.name,

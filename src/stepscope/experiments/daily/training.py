@@ -43,32 +43,43 @@ def train_point(orders: Orders) -> dict[str, Any]:
 
 
 def train_all_days(
-    workload: Workload, routine: DailyTrainingOrders, seed: int, environment: TrainingEnvironment
+    workload: Workload, training_orders: DailyTrainingOrders, seed: int, environment: TrainingEnvironment
 ) -> dict[str, Any]:
     """The cell of one seed: accuracy, time and energy by day. UsageError or DataUnavailable where it cannot be."""
-    training = workload.prepare(routine.batch, routine.optimizer, routine.device, seed, routine.lr, routine.data)
+    training = workload.prepare(
+        training_orders.batch,
+        training_orders.optimizer,
+        training_orders.device,
+        seed,
+        training_orders.lr,
+        training_orders.data,
+    )
     refuse_without_accuracy(training)
-    shipped = _shipped(training, routine)
-    before, days = _deal_images(training, routine, seed, 0.0 if shipped else _SHARE_BEFORE)
+    shipped = _shipped_weights(training, training_orders)
+    before, days = _deal_images(training, training_orders, seed, 0.0 if shipped else _SHARE_BEFORE)
     pretrained = (
-        _load_shipped(training, shipped) if shipped else _load_or_pretrain(training, before, routine, environment)
+        _load_shipped(training, shipped)
+        if shipped
+        else _load_or_pretrain(training, before, training_orders, environment)
     )
     torch.manual_seed(seed)  # the same dropout, whether it was pre-trained here or before
-    lessons = _images_to_train_by_day(days, routine, seed)
-    ends = _steps_by_day(lessons, routine)
-    done = _train_days(training, lessons, ends, routine, environment)
+    images_by_day = _images_to_train_by_day(days, training_orders, seed)
+    ends = _steps_by_day(images_by_day, training_orders)
+    record = _train_days(training, images_by_day, ends, training_orders, environment)
     return {
-        "seed": seed, "batch": routine.batch, "replay": routine.replay, "data": asdict(training.data),
-        "pretrained": pretrained, "days": list(_evaluation_rows(done, ends, lessons)),
-        "energy_kind": done.energy_kind, "energy_note": done.energy_note, "energy_gap": done.gap,
-        "background": done.background,
+        "seed": seed, "batch": training_orders.batch, "replay": training_orders.replay, "data": asdict(training.data),
+        "pretrained": pretrained, "days": list(_evaluation_rows(record, ends, images_by_day)),
+        "energy_kind": record.energy_kind, "energy_note": record.energy_note, "energy_gap": record.gap,
+        "background": record.background,
     }  # fmt: skip
 
 
-def _shipped(training: Training, routine: DailyTrainingOrders) -> Weights | None:
+def _shipped_weights(training: Training, training_orders: DailyTrainingOrders) -> Weights | None:
     """Return the weights that ship for this network where all pictures of the data are new to them."""
-    found = packaged.WEIGHTS.get(training.workload.name)
-    return found if found is not None and routine.start is None and found.new == training.data.name else None
+    weights = packaged.WEIGHTS.get(training.workload.name)
+    return (
+        weights if weights is not None and training_orders.start is None and weights.new == training.data.name else None
+    )
 
 
 def _load_shipped(training: Training, shipped: Weights) -> dict[str, Any]:
@@ -78,73 +89,79 @@ def _load_shipped(training: Training, shipped: Weights) -> dict[str, Any]:
 
 
 def _deal_images(
-    training: Training, routine: DailyTrainingOrders, seed: int, share_before: float
+    training: Training, training_orders: DailyTrainingOrders, seed: int, share_before: float
 ) -> tuple[list[int], list[list[int]]]:
     """(numbers of the images that are pre-trained on, those of each day); all of them differ."""
     total = training.data.train_size
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
     before = int(share_before * total)
-    wanted = routine.days * routine.images
-    if before + wanted > total:
-        most = (total - before) // routine.images
+    count = training_orders.days * training_orders.images
+    if before + count > total:
+        most = (total - before) // training_orders.images
         hint = f"--days {most} or less" if most else f"--images {total - before} or less"
-        raise UsageError(f"{total} training images are too few for {routine.days} days of {routine.images}", hint)
-    rest = order[before : before + wanted]
-    if routine.order == "classes":
+        raise UsageError(
+            f"{total} training images are too few for {training_orders.days} days of {training_orders.images}", hint
+        )
+    dealt = order[before : before + count]
+    if training_orders.order == "classes":
         labels = labels_of(_images(training))
-        rest.sort(key=lambda number: int(labels[number]))
-    return order[:before], [rest[day * routine.images :][: routine.images] for day in range(routine.days)]
+        dealt.sort(key=lambda number: int(labels[number]))
+    return order[:before], [
+        dealt[day * training_orders.images :][: training_orders.images] for day in range(training_orders.days)
+    ]
 
 
-def _images_to_train_by_day(days: Sequence[Sequence[int]], routine: DailyTrainingOrders, seed: int) -> list[list[int]]:
+def _images_to_train_by_day(
+    days: Sequence[Sequence[int]], training_orders: DailyTrainingOrders, seed: int
+) -> list[list[int]]:
     """Return what is trained on each day: the new images, and the older ones that are played again."""
-    draw, reservoir, seen = random.Random(f"{seed}:replay"), list[int](), list[int]()
-    lessons = []
+    draw, reservoir, former = random.Random(f"{seed}:replay"), list[int](), list[int]()
+    images_by_day = []
     for new in days:
-        older = {"none": [], "all": list(seen)}.get(routine.replay)
+        older = {"none": [], "all": list(former)}.get(training_orders.replay)
         if older is None:
             older = draw.sample(reservoir, min(len(reservoir), len(new)))
-        lessons.append([*new, *older])
+        images_by_day.append([*new, *older])
         for number in new:  # each image seen so far is in the reservoir with the same chance (Vitter's algorithm R)
-            seen.append(number)
-            if len(reservoir) < routine.keep:
+            former.append(number)
+            if len(reservoir) < training_orders.keep:
                 reservoir.append(number)
-            elif (place := draw.randrange(len(seen))) < routine.keep:
+            elif (place := draw.randrange(len(former))) < training_orders.keep:
                 reservoir[place] = number
-    return lessons
+    return images_by_day
 
 
-def _steps_by_day(lessons: Sequence[Sequence[int]], routine: DailyTrainingOrders) -> list[int]:
+def _steps_by_day(images_by_day: Sequence[Sequence[int]], training_orders: DailyTrainingOrders) -> list[int]:
     """Return how many steps have been made when each day ends."""
-    made, ends = 0, []
-    for lesson in lessons:
-        made += routine.passes * len(_chunks(lesson, routine.batch))
-        ends.append(made)
+    steps, ends = 0, []
+    for images in images_by_day:
+        steps += training_orders.passes * len(_batches_of(images, training_orders.batch))
+        ends.append(steps)
     return ends
 
 
-def _chunks(numbers: Sequence[int], size: int) -> list[Sequence[int]]:
+def _batches_of(numbers: Sequence[int], size: int) -> list[Sequence[int]]:
     """Batches; a rest of one joins the batch before it, since batch normalisation cannot train on one sample."""
-    found = [numbers[begin : begin + size] for begin in range(0, len(numbers), size)]
-    if size > 1 and len(found) > 1 and len(found[-1]) == 1:
-        found[-2:] = [[*found[-2], *found[-1]]]
-    return found
+    chunks = [numbers[begin : begin + size] for begin in range(0, len(numbers), size)]
+    if size > 1 and len(chunks) > 1 and len(chunks[-1]) == 1:
+        chunks[-2:] = [[*chunks[-2], *chunks[-1]]]
+    return chunks
 
 
 def _train_days(
     training: Training,
-    lessons: Sequence[Sequence[int]],
+    images_by_day: Sequence[Sequence[int]],
     ends: Sequence[int],
-    routine: DailyTrainingOrders,
+    training_orders: DailyTrainingOrders,
     environment: TrainingEnvironment,
 ) -> TrainingRecord:
     images = _images(training)
 
     def batches() -> Iterator[Batch]:
-        for day, lesson in enumerate(lessons):
-            for time in range(routine.passes):
-                shuffled = random.Random(f"{training.seed}:{day}:{time}").sample(lesson, len(lesson))
-                for chunk in _chunks(shuffled, routine.batch):
+        for day, numbers in enumerate(images_by_day):
+            for time in range(training_orders.passes):
+                shuffled = random.Random(f"{training.seed}:{day}:{time}").sample(numbers, len(numbers))
+                for chunk in _batches_of(shuffled, training_orders.batch):
                     yield tuple(default_collate([images[number] for number in chunk]))
 
     return train_in_session(
@@ -152,27 +169,33 @@ def _train_days(
         batches(),
         environment.settings(training),
         lambda number, batch: training.step(batch),
-        lambda: {"accuracy": accuracy_of(training, routine.test_samples)},
-        lambda made: made in set(ends),
+        lambda: {"accuracy": accuracy_of(training, training_orders.test_samples)},
+        lambda steps: steps in set(ends),
     )
 
 
 def _evaluation_rows(
-    done: TrainingRecord, ends: Sequence[int], lessons: Sequence[Sequence[int]]
+    record: TrainingRecord, ends: Sequence[int], images_by_day: Sequence[Sequence[int]]
 ) -> Iterator[dict[str, Any]]:
-    yield {"day": 0, "accuracy": done.looks[0].seen["accuracy"], "time_s": None, "energy_j": None, "trained_on": 0}
-    for day, (look, begin) in enumerate(zip(done.looks[1:], (0, *ends), strict=False), 1):
+    yield {
+        "day": 0,
+        "accuracy": record.evaluations[0].metrics["accuracy"],
+        "time_s": None,
+        "energy_j": None,
+        "trained_on": 0,
+    }
+    for day, (evaluation, begin) in enumerate(zip(record.evaluations[1:], (0, *ends), strict=False), 1):
         yield {
             "day": day,
-            "accuracy": look.seen["accuracy"],
-            "time_s": done.seconds(look.steps, begin),
-            "energy_j": done.joules(look.steps, begin),
-            "trained_on": len(lessons[day - 1]),
+            "accuracy": evaluation.metrics["accuracy"],
+            "time_s": record.seconds(evaluation.steps, begin),
+            "energy_j": record.joules(evaluation.steps, begin),
+            "trained_on": len(images_by_day[day - 1]),
         }
 
 
 def _load_or_pretrain(
-    training: Training, images: Sequence[int], routine: DailyTrainingOrders, environment: TrainingEnvironment
+    training: Training, images: Sequence[int], training_orders: DailyTrainingOrders, environment: TrainingEnvironment
 ) -> dict[str, Any]:
     """Pre-train with the workload's own batch, once for all settings of a seed, and load that model.
 
@@ -182,24 +205,31 @@ def _load_or_pretrain(
     file = environment.weights / f"{training.seed}.pt"
     if not file.exists():
         workload = training.workload
-        first = workload.prepare(None, routine.optimizer, routine.device, training.seed, routine.lr, routine.data)
-        ended = _pretrain(first, images, routine.start)
+        first = workload.prepare(
+            None,
+            training_orders.optimizer,
+            training_orders.device,
+            training.seed,
+            training_orders.lr,
+            training_orders.data,
+        )
+        ended = _pretrain(first, images, training_orders.start)
         environment.weights.mkdir(exist_ok=True)
         with atomic_write(file) as part:
             torch.save({"model": first.model.state_dict(), "ended": ended}, part)
-    kept = torch.load(file, map_location=training.device, weights_only=True)
-    training.model.load_state_dict(kept["model"])
-    return dict(kept["ended"])
+    stored = torch.load(file, map_location=training.device, weights_only=True)
+    training.model.load_state_dict(stored["model"])
+    return dict(stored["ended"])
 
 
 def _pretrain(training: Training, images: Sequence[int], start: float | None) -> dict[str, Any]:
     """Train until the accuracy is `start`, or rises no more; UsageError where `start` is not reached."""
     whole, looked_at = _images(training), max(int(_SHARE_LOOKED_AT * len(images)), 1)
-    seen, unseen = Subset(whole, list(images[looked_at:])), Subset(whole, list(images[:looked_at]))
-    facts = replace(training.data, train_size=len(seen), test_size=len(unseen))
-    splits = replace(training.splits, facts=facts, train=seen, test=unseen)
-    part = replace(training, splits=splits, batch_size=min(training.batch_size, len(seen)))
-    epoch = max(len(seen) // part.batch_size, 1)
+    train, validation = Subset(whole, list(images[looked_at:])), Subset(whole, list(images[:looked_at]))
+    facts = replace(training.data, train_size=len(train), test_size=len(validation))
+    splits = replace(training.splits, facts=facts, train=train, test=validation)
+    part = replace(training, splits=splits, batch_size=min(training.batch_size, len(train)))
+    epoch = max(len(train) // part.batch_size, 1)
     every, best, rose_at, steps, accuracy = max(epoch // _LOOKS, 1), 0.0, 0, 0, 0.0
     for steps, batch in enumerate(part.batches(), 1):
         part.step(batch)
@@ -216,7 +246,7 @@ def _pretrain(training: Training, images: Sequence[int], start: float | None) ->
                 break
             text = f"{_MOST_EPOCHS} epochs ({steps} steps) did not bring '{training.workload.name}' to {start:.0%}"
             raise UsageError(text, "ask for a lower --start, or another --lr or --optimizer")
-    ended = {"images": len(seen), "looked_at": looked_at, "steps": steps, "accuracy": accuracy}
+    ended = {"images": len(train), "looked_at": looked_at, "steps": steps, "accuracy": accuracy}
     return {**ended, "plateau": steps - rose_at >= PATIENCE * epoch}
 
 

@@ -58,16 +58,25 @@ TEST_SAMPLES = 2000  # a standard error of 1.1 points at most; tests of more wou
 LOOKED_AT = Option("Test samples that the accuracy is taken on, each time: 2000.")
 DATA = Option("A data set of the workload, or a folder; the best here.")
 ANY_DEVICE = Option("cpu, cuda or mps.")
+# A result that came in time does not depend on it, so that a begun folder goes on with another.
+TIME_LIMIT = Option(
+    "A training that lasts longer is ended. Default: 1h.", above=0, unit="s", example="3h", stored=False, stated=True
+)
+DEFAULT_TIME_LIMIT_S = 3600.0
 
 
-def check_device(device: str) -> str:
-    """Return the device; UsageError for cuda where torch has none."""
-    if device == "cuda":
-        import torch
+def check_device(device: str | None) -> str:
+    """Return the device, by default cuda where torch has it; UsageError for cuda where it has none."""
+    if device not in (None, "cuda"):
+        return device
+    import torch
 
-        if not torch.cuda.is_available():
-            raise UsageError("--device cuda: torch sees no CUDA device here", "leave --device out")
-    return device
+    is_there = torch.cuda.is_available()
+    if device == "cuda" and not is_there:
+        raise UsageError(
+            "--device cuda: torch sees no CUDA device here", "leave --device out, or install torch for CUDA"
+        )
+    return "cuda" if is_there else "cpu"
 
 
 def find_workload(workload: str, optimizer: str | None = None) -> Workload:
@@ -75,24 +84,26 @@ def find_workload(workload: str, optimizer: str | None = None) -> Workload:
     from stepscope import workloads
     from stepscope.experiments.sweeps.optimizers import with_every_optimizer
 
-    known = workloads.find(workload)
-    if optimizer is not None:
-        every = with_every_optimizer(known).hyperparameters
-        if optimizer not in every:
-            raise UnknownName("optimizer", optimizer, every)
-    return known
+    match = workloads.find(workload)
+    _check_optimizer(optimizer, with_every_optimizer(match).hyperparameters if optimizer is not None else ())
+    return match
 
 
 def check_classifier(workload: str, optimizer: str | None) -> Workload:
     """Return the workload; UsageError where it has no accuracy, UnknownName where it has no such optimizer."""
     from stepscope import workloads
 
-    known = workloads.find(workload)
-    if optimizer is not None and optimizer not in known.hyperparameters:
-        raise UnknownName("optimizer", optimizer, known.hyperparameters)
-    if known.correct is None:
+    match = workloads.find(workload)
+    _check_optimizer(optimizer, match.hyperparameters)
+    if match.correct is None:
         raise UsageError(f"'{workload}' has no accuracy", "take a classifier: stepscope workloads")
-    return known
+    return match
+
+
+def _check_optimizer(name: str | None, names: Iterable[str]) -> None:
+    """Raise UnknownName for an optimizer that is not among these."""
+    if name is not None and name not in names:
+        raise UnknownName("optimizer", name, names)
 
 
 def pinned_data(workload: str, data: str | None) -> str:
@@ -102,9 +113,9 @@ def pinned_data(workload: str, data: str | None) -> str:
     """
     from stepscope import workloads
 
-    found = workloads.find(workload)
-    found.loading_function(data)
-    return found.data.name if data is None else data
+    match = workloads.find(workload)
+    match.loading_function(data)
+    return match.data.name if data is None else data
 
 
 def request_fields(request: Request, names: Iterable[str]) -> dict[str, Any]:

@@ -9,8 +9,9 @@ import contextlib
 import itertools
 import math
 import platform
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,11 +22,12 @@ import numpy as np
 
 from stepscope import __version__
 from stepscope.analysis.estimate import Estimate, mean_interval
+from stepscope.analysis.memory.limits import limit_of_this_machine
 from stepscope.analysis.results import Findings, ResultTable
 from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.experiments.engine.folder import ResultFolder, StudyFolder
-from stepscope.experiments.engine.process import Tick, UntimedWork, run_child
+from stepscope.experiments.engine.folder import ResultFolder, StudyFolder, full_study_disk_error
+from stepscope.experiments.engine.process import Tick, UntimedWork, disk_was_full, run_child
 from stepscope.experiments.engine.sweep_points import in_rounds, training_file_digests
 from stepscope.privacy import redacted_texts
 from stepscope.record.device import describe_device, usable_cores
@@ -71,10 +73,13 @@ def mean_of(
 
     Bounds beyond what is possible (more than 100 % of the images) are put at its end.
     """
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
-        return None
-    value, low, high = mean_interval(np.array(known, dtype=np.float64) * factor)
+    present = [value * factor for value in values if value is not None]
+    return mean_of_all(present, possible) if present and len(present) == len(values) else None
+
+
+def mean_of_all(values: Iterable[float], possible: tuple[float, float] = AMOUNT) -> Estimate:
+    """Return the mean over the seeds, each of which has a value; bounds as `mean_of`."""
+    value, low, high = mean_interval(np.array(list(values), dtype=np.float64))
     return Estimate(value, *(None if math.isnan(bound) else float(np.clip(bound, *possible)) for bound in (low, high)))
 
 
@@ -188,7 +193,9 @@ def split_trained_and_failed(
 
 # The engine of many runs: each point is measured once, in a process of its own, kept, and judged with the others.
 
-_SIDE_BY_SIDE = 4  # untimed points at most, whatever cores there are: each holds torch and a model in memory
+_SIDE_BY_SIDE = 4  # untimed points at most, whatever cores there are
+_BYTES_SIDE_BY_SIDE = 1_000_000_000  # for each of them: it holds torch and a model
+_OUT_OF_MEMORY = ("oom", "killed")
 CHILD = (sys.executable, "-m", "stepscope.experiments.engine.child")
 Result = dict[str, Any]  # status, reason, wall_s, run (its folder, relative to the study's), and what the task returned
 
@@ -262,8 +269,10 @@ def joined_plan(parts: Mapping[str, Plan], judge: Callable[[Mapping[str, Finding
     """
     of = {f"{name}-{point.id}": (plan, point) for name, plan in parts.items() for point in plan.points}
     points = [
-        replace(point, id=known, setting=f"{known.removesuffix(point.id)}{point.setting}" if point.setting else "")
-        for known, (_, point) in of.items()
+        replace(
+            point, id=full_name, setting=f"{full_name.removesuffix(point.id)}{point.setting}" if point.setting else ""
+        )
+        for full_name, (_, point) in of.items()
     ]
 
     def measure(point: Point) -> Mapping[str, Any]:
@@ -272,13 +281,13 @@ def joined_plan(parts: Mapping[str, Plan], judge: Callable[[Mapping[str, Finding
         return plan.measure(own)
 
     def judge_parts(results: Mapping[str, Result]) -> Findings:
-        found = {}
+        findings = {}
         for name, plan in parts.items():
             try:
-                found[name] = plan.judge({point.id: results[f"{name}-{point.id}"] for point in plan.points})
+                findings[name] = plan.judge({point.id: results[f"{name}-{point.id}"] for point in plan.points})
             except UsageError as error:
-                found[name] = Findings(name, "", (), notes=(f"{name}: {error}",))
-        return judge(found)
+                findings[name] = Findings(name, "", (), notes=(f"{name}: {error}",))
+        return judge(findings)
 
     @contextlib.contextmanager
     def around(folder: Path) -> Iterator[None]:
@@ -327,14 +336,18 @@ def answer_study(
         if not point.timed:
             for other in _untimed_from(point, plan.points, folder):
                 untimed.begin(other.id, partial(_measure_ahead, folder, other, plan, child))
-            return untimed.result(point.id, watch.ticks)
+            result = untimed.result(point.id, watch.ticks)
+            if result["status"] not in _OUT_OF_MEMORY or untimed.places == 1:
+                return result
+            untimed.wait_for_all(watch.ticks)  # alone there may be memory enough
+            return _measure_in_child(folder, point, plan, child, watch.ticks)
         if plan.measure is None or point.task:
             return _measure_in_child(folder, point, plan, child, watch.ticks)
         began_ns = monotonic_ns()
         result = dict(plan.measure(point))
         return {"status": "ok", "reason": None, "wall_s": (monotonic_ns() - began_ns) / 1e9, **result}
 
-    untimed = UntimedWork(min(usable_cores(), _SIDE_BY_SIDE))
+    untimed = UntimedWork(places_side_by_side())
     with folder.locked(), plan.around(folder.path), contextlib.closing(untimed):
         results = measure_points(folder, plan.points, measure, watch)
     findings = plan.judge({name: _with_path(folder, result) for name, result in results.items()})
@@ -349,13 +362,22 @@ def answer_study(
     )
 
 
+def places_side_by_side() -> int:
+    """Return how many untimed points are measured at once: a core and memory for each."""
+    try:
+        fitting = limit_of_this_machine().bytes // _BYTES_SIDE_BY_SIDE
+    except UsageError:  # a system that does not say how much memory is available
+        fitting = 1
+    return max(1, min(usable_cores(), _SIDE_BY_SIDE, fitting))
+
+
 def _sources(targets: Sequence[str]) -> dict[str, str]:
     """Return the files of trainings of the user's own; of two with the same name the second by its target."""
-    found = dict[str, str]()
+    digests = dict[str, str]()
     for target in targets:
         for name, digest in training_file_digests(target).items():
-            found[name if found.get(name, digest) == digest else target] = digest
-    return found
+            digests[name if digests.get(name, digest) == digest else target] = digest
+    return digests
 
 
 def _data_sets(request: StudyRequest) -> dict[str, str]:
@@ -363,11 +385,11 @@ def _data_sets(request: StudyRequest) -> dict[str, str]:
     from stepscope import workloads
 
     packaged = set() if hasattr(request, "data") else {workload.name for workload in workloads.every()}
-    found = dict[str, str]()
+    data_sets = dict[str, str]()
     for name in request.trainings:
         with contextlib.suppress(StepscopeError):  # that there is none is told by whoever trains it
-            found |= {f"data of {name}": workloads.find(name).data.name} if name in packaged else {}
-    return found
+            data_sets |= {f"data of {name}": workloads.find(name).data.name} if name in packaged else {}
+    return data_sets
 
 
 def measure_points(
@@ -420,8 +442,12 @@ def _measure_ahead(folder: StudyFolder, point: Point, plan: Plan, child: Sequenc
 def _measure_in_child(folder: StudyFolder, point: Point, plan: Plan, child: Sequence[str], tick: Tick) -> Result:
     orders = {**point.orders, "task": point.task, "study": str(folder.path.absolute())}
     where = (folder.path / "runs" / point.id).absolute()
-    outcome = run_child(child, orders, where, plan.time_limit_s, tick)
-    result: Result = {"status": outcome.status, "reason": outcome.reason, "wall_s": outcome.wall_s, **outcome.result}
+    outcome = run_child(child, orders, where, plan.time_limit_s, tick, writing=folder.translate_write_errors)
+    if outcome.status == "ok" and disk_was_full(where):  # its record may lack anything
+        shutil.rmtree(where, ignore_errors=True)
+        raise full_study_disk_error(folder.path)
+    reason = f"{outcome.reason} (longer: --time-limit)" if outcome.status == "timeout" else outcome.reason
+    result: Result = {"status": outcome.status, "reason": reason, "wall_s": outcome.wall_s, **outcome.result}
     if outcome.run is None:
         return result
     result["run"] = outcome.run.relative_to(folder.path.absolute()).as_posix()

@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,19 @@ def run_child(
     folder: Path,
     time_limit_s: float,
     tick: Tick = lambda: None,
+    writing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Outcome:
-    """Start the child with its orders as JSON, wait, and say what became of it. What an earlier try left is removed."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    """Start the child with its orders as JSON, wait, and return its outcome. What an earlier try left is removed.
+
+    writing: makes the context in which this process writes to the folder, for errors that say how to go on.
+    """
+    with writing():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        output = (folder / LOG_FILE).open("wb")
     orders = {**spec, "out": str(folder), "ended": str(folder / STATUS_FILE), "parent": os.getpid()}
     began_ns = monotonic_ns()
-    with (folder / LOG_FILE).open("wb") as log:
+    with output as log:
         child = subprocess.Popen(
             [*command, json.dumps(orders)],
             stdin=subprocess.DEVNULL,
@@ -82,10 +89,11 @@ Work = Callable[[Tick], dict[str, Any]]  # waits for a child and calls the tick,
 
 
 class UntimedWork:
-    """Work in which nothing is timed, done side by side before its turn comes, one child process on each core."""
+    """Work in which nothing is timed, done side by side before its turn comes: so many child processes at once."""
 
-    def __init__(self, cores: int) -> None:
-        self._pool = ThreadPoolExecutor(cores)
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self._pool = ThreadPoolExecutor(places)
         self._stopped = threading.Event()
         self._begun: dict[str, Future[dict[str, Any]]] = {}
 
@@ -99,6 +107,11 @@ class UntimedWork:
         while not wait([self._begun[name]], timeout=_TICK_S).done:
             tick()
         return self._begun[name].result()
+
+    def wait_for_all(self, tick: Tick) -> None:
+        """Wait until nothing of what has begun is still running."""
+        while wait(self._begun.values(), timeout=_TICK_S).not_done:
+            tick()
 
     def close(self) -> None:
         """End the processes of what is not yet done, and wait for their end."""

@@ -40,8 +40,8 @@ def training_file_digests(target: str) -> dict[str, str]:
     module, colon, _ = target.rpartition(":")
     path: Path | None = Path(module if colon and module.endswith(".py") else target)
     if is_function(target):
-        found = find_module(module)
-        path = None if found is None or found.origin is None else Path(found.origin)
+        spec = find_module(module)
+        path = None if spec is None or spec.origin is None else Path(spec.origin)
     if path is None or not path.is_file():
         return {}
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()}
@@ -133,8 +133,8 @@ class Grid:
 
     def settings(self, entries: Sequence[WorkloadEntry]) -> list[SweepPoint]:
         """The first repeat of every combination in order, each once."""
-        found = [point for entry in entries for point in self._points_of_workload(entry)]
-        return list(dict.fromkeys(found))
+        points = [point for entry in entries for point in self._points_of_workload(entry)]
+        return list(dict.fromkeys(points))
 
     def duplicates(self, entries: Sequence[WorkloadEntry]) -> int:
         """Return how many combinations were given more than once."""
@@ -157,7 +157,7 @@ class Grid:
                         yield SweepPoint(entry.name, batch, optimizer, precision, threads, self.device, 0)
 
 
-def names_of_tier(names: Mapping[str, Iterable[str]], tier: str | None, wanted: Sequence[str]) -> list[str]:
+def names_of_tier(names: Mapping[str, Iterable[str]], tier: str | None, requested: Sequence[str]) -> list[str]:
     """The workloads of a tier, or those of them that are named; `names` has the tiers of each workload.
 
     A workload of the user's own (`path/to/file.py:name`) belongs to every tier.
@@ -166,12 +166,12 @@ def names_of_tier(names: Mapping[str, Iterable[str]], tier: str | None, wanted: 
     if tier is not None and tier not in (*tiers, ALL):
         raise UnknownName("tier", tier, [*tiers, ALL])
     inside = [name for name, tiers_of_name in names.items() if tier in (None, ALL) or tier in tiers_of_name]
-    if not wanted:
+    if not requested:
         return inside
-    for name in wanted:
+    for name in requested:
         if name not in inside and ":" not in name:
             raise UnknownName("workload" if name not in names else f"workload of the tier '{tier}'", name, inside)
-    return list(dict.fromkeys(wanted))
+    return list(dict.fromkeys(requested))
 
 
 def find_entries(names: Sequence[str]) -> list[WorkloadEntry]:

@@ -69,17 +69,17 @@ class Evaluation:
     """State after so many steps."""
 
     steps: int
-    seen: Mapping[str, float]
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """A training: seconds of each step, its energy in J where it is known (NaN at gaps), and what was seen.
+    """A training: seconds of each step, its energy in J where it is known (NaN at gaps), and its evaluations.
 
     energy_kind: measured, estimated or simulated; null, with the reason in `energy_note`, where nothing gives energy.
     """
 
-    looks: tuple[Evaluation, ...]
+    evaluations: tuple[Evaluation, ...]
     step_s: Floats
     step_j: Floats | None
     energy_kind: str | None
@@ -117,37 +117,46 @@ def train_in_session(
     batches: Iterable[Batch],
     settings: Settings,
     step: Callable[[int, Batch], Tensor],
-    look: Evaluate,
-    looked_at: Callable[[int], bool],
+    evaluate: Evaluate,
+    evaluate_after: Callable[[int], bool],
+    prepare: Callable[[int], None] | None = None,
 ) -> TrainingRecord:
-    """Make a step of every batch; before the first and wherever `looked_at(steps made)`, see how good the model is.
+    """Make a step of every batch; before the first and wherever `evaluate_after(steps made)`, evaluate the model.
 
-    Looking is no part of a step. Exceptions pass through, and the run says how it ended.
+    prepare: called with the number of each step before it. Neither that nor an evaluation is part of a step. Exceptions
+    pass through, and the run says how it ended.
     """
-    looks = [Evaluation(0, look())]
+    evaluations = [Evaluation(0, evaluate())]
+    if prepare is not None:
+        prepare(0)
     session = Session(settings)
     session.start(training.model)
     try:
         for index, batch in enumerate(batches):
             session.step(float(step(index, batch)), samples=len(batch[0]))
-            if looked_at(index + 1):
-                session.pause()
-                looks.append(Evaluation(index + 1, look()))
-                session.resume()
+            is_evaluated = evaluate_after(index + 1)
+            if prepare is None and not is_evaluated:
+                continue
+            session.pause()
+            if is_evaluated:
+                evaluations.append(Evaluation(index + 1, evaluate()))
+            if prepare is not None:
+                prepare(index + 1)
+            session.resume()
     except BaseException as error:
         session.close(*status_of(error))
         raise
     session.close()
     session.pack()
-    return _read_record(session, looks)
+    return _read_record(session, tuple(evaluations))
 
 
 def accuracy_of(training: Training, samples: int | None = None) -> float:
     """Return the accuracy on the test data, or on `samples` spread over it, 0 to 1; UsageError without test data."""
-    found = training.evaluate(samples)
-    if found is None:
+    accuracy = training.evaluate(samples)
+    if accuracy is None:
         raise UsageError(f"'{training.workload.name}' has no accuracy", "take a classifier: stepscope workloads")
-    return found
+    return accuracy
 
 
 def refuse_without_accuracy(training: Training) -> None:
@@ -160,13 +169,13 @@ def refuse_without_accuracy(training: Training) -> None:
         raise DataUnavailable(f"'{workload.name}' has no real data here: accuracy would say nothing", hint)
 
 
-def _read_record(session: Session, looks: list[Evaluation]) -> TrainingRecord:
+def _read_record(session: Session, evaluations: tuple[Evaluation, ...]) -> TrainingRecord:
     run = Run(session.path)
     steps = run.steps
     lengths = (steps["t1_ns"] - steps["t0_ns"]).to_numpy().astype(np.float64) / 1e9
     energy, load = step_energy(run, steps), background_load_sentence(run)
     if energy is None:
         note = "no sensor of this device gives the energy of the whole: `stepscope doctor` says what would"
-        return TrainingRecord(tuple(looks), lengths, None, None, note, str(session.path), load)
+        return TrainingRecord(evaluations, lengths, None, None, note, str(session.path), load)
     kind = "simulated" if run.simulated else "estimated" if energy.note else "measured"
-    return TrainingRecord(tuple(looks), lengths, energy.values, kind, energy.scope, str(session.path), load)
+    return TrainingRecord(evaluations, lengths, energy.values, kind, energy.scope, str(session.path), load)

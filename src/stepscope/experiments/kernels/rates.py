@@ -53,14 +53,14 @@ class BestKernel:
 
 
 def cliffs(rows: Sequence[KernelRate]) -> list[Cliff]:
-    """Jumps by JUMP or more between neighbours on an axis that their intervals do not explain, highest first."""
+    """Jumps between neighbours on an axis that are by JUMP or more within their whole intervals, highest first."""
     lines: dict[tuple[str, str, str, str, str], dict[int, KernelRate]] = defaultdict(dict)
     for row in rows:
         for axis, at in row.kernel.place.items():
             if isinstance(at, int):
                 lines[row.source, row.kernel.op, row.part, axis, other_axes(row.kernel, axis)][at] = row
-    found = [cliff for key, line in lines.items() for cliff in _cliffs_along_axis(key, line)]
-    return sorted(found, key=lambda cliff: -cliff.jump)
+    jumps = [cliff for key, line in lines.items() for cliff in _cliffs_along_axis(key, line)]
+    return sorted(jumps, key=lambda cliff: -cliff.jump)
 
 
 def best_kernels(rows: Sequence[KernelRate]) -> list[BestKernel]:
@@ -82,12 +82,12 @@ def measured_five_three(
     calls: Mapping[int, Mapping[str, Callable[[], Any]]], seconds: float
 ) -> dict[str, dict[str, Any]]:
     """Times of kernels 3, 5 and 7 in turn, and the ratio (5x5 then 3x3) / 7x7, by part."""
-    found = {}
+    ratios = {}
     for part in calls[_LARGE]:
-        seen = time_in_turn({str(size): calls[size][part] for size in (_SMALL, _MIDDLE, _LARGE)}, ROUNDS, seconds)
-        ratio = median_ratio([seen[str(_MIDDLE)], seen[str(_SMALL)]], seen[str(_LARGE)])
-        found[part] = {**ratio, **{f"ms_{size}": float(np.median(times)) * 1e3 for size, times in seen.items()}}
-    return found
+        times_s = time_in_turn({str(size): calls[size][part] for size in (_SMALL, _MIDDLE, _LARGE)}, ROUNDS, seconds)
+        ratio = median_ratio([times_s[str(_MIDDLE)], times_s[str(_SMALL)]], times_s[str(_LARGE)])
+        ratios[part] = {**ratio, **{f"ms_{size}": float(np.median(times)) * 1e3 for size, times in times_s.items()}}
+    return ratios
 
 
 def imported_conv_5_vs_3(repeats: Mapping[tuple[str, str, str], Mapping[int, Floats]]) -> Iterator[dict[str, Any]]:
@@ -127,8 +127,8 @@ def _cliffs_along_axis(key: tuple[str, str, str, str, str], line: Mapping[int, K
     for before, after in itertools.pairwise(ordered):
         jump = line[after].ps_per_flop / line[before].ps_per_flop
         low = line[after].bound("low") / line[before].bound("high")
-        if jump >= JUMP and low > 1:
-            has_interval = line[after].low_ns is not None and line[before].high_ns is not None
+        has_interval = line[after].low_ns is not None and line[before].high_ns is not None
+        if low >= JUMP:
             yield Cliff(source, op, part, axis, before, after, others, jump, low if has_interval else None)
 
 
@@ -190,16 +190,16 @@ def rates_frame(rows: Sequence[KernelRate]) -> pl.DataFrame:
 
     central: whether it lies at the centre of the other axes.
     """
-    found, centre = [], _centres(rows)
+    records, centre = [], _centres(rows)
     for row in rows:
         plain = {
-            "source": row.source, "op": row.kernel.op, "kernel_id": row.kernel.id, "called": row.kernel.called,
+            "source": row.source, "op": row.kernel.op, "kernel_id": row.kernel.id, "called": row.kernel.label,
             "part": row.part, "count": row.kernel.count, "ns": row.ns, "low_ns": row.low_ns, "high_ns": row.high_ns,
             "flops": row.flops, "bytes": row.bytes, "flops_per_s": row.flops_per_s, "bytes_per_s": row.bytes_per_s,
             "ps_per_flop": row.ps_per_flop,
         }  # fmt: skip
         axes = [name for name, at in row.kernel.place.items() if isinstance(at, int)]
-        found += [
+        records += [
             {
                 **plain, "axis": axis, "at": row.kernel.place[axis], "beside": other_axes(row.kernel, axis),
                 "central": all(row.kernel.place[other] == centre[row.source, row.kernel.op, other]
@@ -208,8 +208,8 @@ def rates_frame(rows: Sequence[KernelRate]) -> pl.DataFrame:
             for axis in axes
         ]  # fmt: skip
         if not axes:
-            found.append({**plain, "axis": None, "at": None, "beside": None, "central": None})
-    return pl.DataFrame(found, schema=SCHEMA)
+            records.append({**plain, "axis": None, "at": None, "beside": None, "central": None})
+    return pl.DataFrame(records, schema=SCHEMA)
 
 
 def _centres(rows: Sequence[KernelRate]) -> dict[tuple[str, str, str], int]:
@@ -273,13 +273,13 @@ class ProfilerTables:
 
     def by_size(self) -> dict[tuple[str, str, str], dict[int, Floats]]:
         """Repeats in ms by (source, where, part) and side of the kernel; as many channels out as in."""
-        found: dict[tuple[str, str, str], dict[int, Floats]] = defaultdict(dict)
+        repeats: dict[tuple[str, str, str], dict[int, Floats]] = defaultdict(dict)
         for tables in self._groups().values():
             first = tables[0]
             if first.inputs == first.outputs:
                 where = f"batch {first.batch}, channels {first.inputs}, size {first.side}"
-                found[first.source, where, first.part][first.kernel] = np.array([table.ms for table in tables])
-        return dict(found)
+                repeats[first.source, where, first.part][first.kernel] = np.array([table.ms for table in tables])
+        return dict(repeats)
 
     def _groups(self) -> dict[tuple[object, ...], list[ProfilerTable]]:
         groups: dict[tuple[object, ...], list[ProfilerTable]] = defaultdict(list)
@@ -297,7 +297,7 @@ def read_tables(path: Path, devices: Sequence[str] = ()) -> ProfilerTables:
     if not path.exists():
         raise UsageError(f"--import: there is no '{path}'", "give the folder of the profiler's tables, or one of them")
     files = [path] if path.is_file() else sorted(path.rglob("*.txt"))
-    named = dict(_device_of_folder(given) for given in devices)
+    named = dict(_device_of_folder(text) for text in devices)
     tables, refused, unnamed = [], [], dict[str, None]()
     for file in files:
         below = "" if path.is_file() else file.parent.relative_to(path).as_posix().removeprefix(".")
@@ -318,11 +318,11 @@ def read_tables(path: Path, devices: Sequence[str] = ()) -> ProfilerTables:
     return ProfilerTables(tuple(tables), tuple(refused), tuple(unnamed))
 
 
-def _device_of_folder(given: str) -> tuple[str, str]:
+def _device_of_folder(text: str) -> tuple[str, str]:
     """The folder below the imported one ("" is all of it) and the device that its tables are of."""
-    folder, equals, name = given.rpartition("=")
+    folder, equals, name = text.rpartition("=")
     if not name.strip() or (equals and not folder.strip()):
-        raise UsageError(f"--import-device: '{given}' names no device", "NAME, or FOLDER=NAME for each folder")
+        raise UsageError(f"--import-device: '{text}' names no device", "NAME, or FOLDER=NAME for each folder")
     return folder.strip().strip("/").removeprefix("./"), name.strip()
 
 
@@ -345,25 +345,25 @@ def parse_table(name: str, text: str, source: str = IMPORTED) -> ProfilerTable:
 
 def _convolution_ms(text: str, part: str) -> float:
     """Total time of the convolution: on the GPU where the table has it, else on the CPU."""
-    for name, totals in _lines(text):
-        wanted = name in ("conv2d", "aten::conv2d") if part == FORWARD else _BACKWARD.fullmatch(name)
-        if wanted:
+    for name, totals in _table_lines(text):
+        is_convolution = name in ("conv2d", "aten::conv2d") if part == FORWARD else _BACKWARD.fullmatch(name)
+        if is_convolution:
             found_us = (totals[3] if len(totals) == 4 else 0.0) or totals[min(2, len(totals) - 1)]
             if found_us > 0:
                 return found_us / 1e3
     raise ValueError(f"no line of a convolution's {part}")
 
 
-def _lines(text: str) -> Iterator[tuple[str, list[float]]]:
+def _table_lines(text: str) -> Iterator[tuple[str, list[float]]]:
     """Name and times in us of each line of the table."""
     for line in text.splitlines():
         words = line.split()
-        times = [float(number) * _US[unit] for number, unit in _times(words[1:])]
+        times = [float(number) * _US[unit] for number, unit in _times_in_words(words[1:])]
         if times:
             yield words[0].rpartition("::")[2], times
 
 
-def _times(words: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _times_in_words(words: Iterable[str]) -> Iterator[tuple[str, str]]:
     for word in words:
         match = _TIME.fullmatch(word)
         if match is not None:
@@ -380,9 +380,9 @@ def _row_of_tables(tables: list[ProfilerTable]) -> KernelRate:
     }  # fmt: skip
     channels = first.inputs if first.inputs == first.outputs else f"{first.inputs} to {first.outputs}"
     place = {"kernel": first.kernel, "batch": first.batch, "channels": channels, "size": first.side}
-    weight, left = (first.outputs, first.inputs, first.kernel, first.kernel), first.side - first.kernel + 1
-    flops = convolution_flops(first.batch, (left, left), weight)
-    images = first.batch * (first.inputs * first.side**2 + first.outputs * left**2)
+    weight, output_side = (first.outputs, first.inputs, first.kernel, first.kernel), first.side - first.kernel + 1
+    flops = convolution_flops(first.batch, (output_side, output_side), weight)
+    images = first.batch * (first.inputs * first.side**2 + first.outputs * output_side**2)
     moved = 4 * (images + math.prod(weight))
     kernel = Kernel("conv", sizes, place)
     bounds = [None if null_if_nan(float(ns)) is None else float(ns) * 1e6 for ns in (low, high)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,7 +55,7 @@ class Kernel:
         return "-".join((self.op, *parts))
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         """Return its usual name."""
         of = self.sizes
         if self.place or "kernel_height" not in of:
@@ -80,15 +80,12 @@ class KernelAxes:
     sizes: tuple[int, ...]
     parameters: tuple[int, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def of(self, op: str) -> list[Kernel]:
         """The kernels of one op, each once."""
-        found = {kernel.id: kernel for kernel in self._every(op)}
-        return list(found.values())
+        kernels = {kernel.id: kernel for kernel in self._kernels_along_axes(op)}
+        return list(kernels.values())
 
-    def _every(self, op: str) -> Iterator[Kernel]:
+    def _kernels_along_axes(self, op: str) -> Iterator[Kernel]:
         if op == "optimizer":
             for rule in RULES:
                 for count in self.parameters:
@@ -106,10 +103,10 @@ class KernelAxes:
 
 def sweep_kernels(ops: tuple[str, ...], sweep: KernelAxes) -> list[Kernel]:
     """All kernels of a sweep over these ops; UsageError where nothing is left of it."""
-    found = [kernel for op in ops for kernel in sweep.of(op)]
-    if not found:
+    kernels = [kernel for op in ops for kernel in sweep.of(op)]
+    if not kernels:
         raise UsageError("there is no kernel to time", f"name one or more of: --ops {','.join(OPS)}")
-    return found
+    return kernels
 
 
 def same_padding_conv_sizes(place: Mapping[str, int], groups: int = 1) -> dict[str, int]:
@@ -170,20 +167,20 @@ def kernels_of(workload: Workload, batch: int | None, ops: Sequence[str]) -> lis
     """The kernels of these kinds in a step of a workload, most frequent first; UsageError where there is none."""
     model = on_meta(workload.build().train())
     size = batch or workload.default_batch
-    seen = _CallCounter()
-    with torch.random.fork_rng(devices=[]), torch.device("meta"), seen, contextlib.suppress(NotImplementedError):
+    counter = _CallCounter()
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), counter, contextlib.suppress(NotImplementedError):
         workload.loss(model, tree_map(_without_numbers, workload.example(size)))
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     rule = workload.default_optimizer if workload.default_optimizer in RULES else "sgd"
-    seen.found["optimizer", (("rule", rule), ("parameters", parameters))] = 1
-    kept = [
-        Kernel(op, dict(sizes), {}, count, seen.gradients[op, sizes])
-        for (op, sizes), count in seen.found.most_common() if op in ops
+    counter.counts["optimizer", (("rule", rule), ("parameters", parameters))] = 1
+    kernels = [
+        Kernel(op, dict(sizes), {}, count, counter.gradients[op, sizes])
+        for (op, sizes), count in counter.counts.most_common() if op in ops
     ]  # fmt: skip
-    if not kept:
-        has = ", ".join(sorted({op for op, _ in seen.found}))
+    if not kernels:
+        has = ", ".join(sorted({op for op, _ in counter.counts}))
         raise UsageError(f"'{workload.name}' has no {' or '.join(ops)}", f"it has: {has}")
-    return kept
+    return kernels
 
 
 class _CallCounter(TorchFunctionMode):
@@ -191,7 +188,7 @@ class _CallCounter(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: Counter[KernelKey] = Counter()
+        self.counts: Counter[KernelKey] = Counter()
         self.gradients: defaultdict[KernelKey, Counter[tuple[bool, bool]]] = defaultdict(Counter)
 
     def __torch_function__(
@@ -201,7 +198,7 @@ class _CallCounter(TorchFunctionMode):
         if read is not None:
             for place, (op, sizes) in enumerate(read(*args, **(kwargs or {}))):
                 key = op, tuple(sizes.items())
-                self.found[key] += 1
+                self.counts[key] += 1
                 self.gradients[key][_gradients(op, place, args, kwargs or {})] += 1
         return func(*args, **(kwargs or {}))
 
@@ -210,13 +207,17 @@ def _gradients(op: str, place: int, args: Sequence[Any], kwargs: Mapping[str, An
     """Return whether a call takes a gradient of its weights, and of its input; place: of a layer within the call."""
     if not torch.is_grad_enabled():
         return False, False
-    given = [list(tree_leaves(value)) for value in (*args, *kwargs.values())]
-    taken = [any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves) for leaves in given]
+    arguments = [list(tree_leaves(value)) for value in (*args, *kwargs.values())]
+    requires_gradient = [
+        any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves) for leaves in arguments
+    ]
     if op == "attention":
-        return False, any(taken[:3])
-    weights = any(taken[1:]) if op in ("batch_norm", "lstm") else taken[1]  # a bias alone takes next to nothing
+        return False, any(requires_gradient[:3])
+    weights = (
+        any(requires_gradient[1:]) if op in ("batch_norm", "lstm") else requires_gradient[1]
+    )  # a bias alone takes next to nothing
     inner = op == "lstm" and place >= (2 if args[7] else 1)  # its input is what the layer below returns
-    return weights, taken[0] or (inner and weights)
+    return weights, requires_gradient[0] or (inner and weights)
 
 
 def _without_numbers(value: Any) -> Any:
@@ -258,9 +259,11 @@ def _read_attention(
         yield "attention", {**sizes, "causal": 1} if is_causal else sizes
 
 
-def _read_lstm(x: Tensor, _state: Any, weights: Sequence[Tensor], *rest: Any) -> Iterable[tuple[str, dict[str, int]]]:
+def _read_lstm(
+    x: Tensor, _state: Any, weights: Sequence[Tensor], *options: Any
+) -> Iterable[tuple[str, dict[str, int]]]:
     """One kernel a layer and direction; `rest` is has_biases, layers, dropout, training, bidirectional, batch_first."""
-    has_biases, _layers, _dropout, _training, _both_ways, batch_first = rest
+    has_biases, _layers, _dropout, _training, _both_ways, batch_first = options
     length, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
     for first in weights[:: 4 if has_biases else 2]:
         hidden = first.shape[0] // 4

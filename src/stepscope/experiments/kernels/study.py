@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import random
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import polars as pl
-import torch
 
-from stepscope.analysis.device.ceilings import read_ceilings
-from stepscope.analysis.memory.limits import limit_of_this_machine
+from stepscope.analysis.device.occupancy import OTHERS
 from stepscope.analysis.results import Findings, ResultTable, Value
-from stepscope.errors import StepscopeError
 from stepscope.experiments.engine.engine import Plan, Point, Result, device_name
-from stepscope.experiments.kernels import Kernels
+from stepscope.experiments.engine.sweep_points import in_rounds
+from stepscope.experiments.kernels import OPS, Kernels
 from stepscope.experiments.kernels import rates as tables
+from stepscope.experiments.kernels.measurements import (
+    MOST_ATTEMPTS,
+    VISITS,
+    background_cores,
+    compare_convolutions,
+    compare_timer_with_bare_loop,
+    count_attempts,
+    measure_with_load,
+    pair_id,
+    reached_ceilings,
+    time_kernel,
+)
 from stepscope.experiments.kernels.rates import (
     FAILS,
     HERE,
@@ -33,16 +44,14 @@ from stepscope.experiments.kernels.rates import (
     cliffs,
     conv_5_vs_3_places,
     imported_conv_5_vs_3,
-    measured_five_three,
     rates_frame,
 )
-from stepscope.experiments.kernels.shapes import Kernel, kernels_of, same_padding_conv_sizes, sweep_kernels
-from stepscope.experiments.kernels.timing import FORWARD, WHOLE, time_call, timed_calls_of, timer_to_bare_loop_ratio
-from stepscope.record.ceilings import ceilings
+from stepscope.experiments.kernels.shapes import Kernel, kernels_of, sweep_kernels
+from stepscope.experiments.kernels.timing import (
+    WHOLE,
+)
 from stepscope.record.train import torch_threads
 from stepscope.units import plural
-
-_MOST = 0.5  # of the memory that is free: a kernel may want as much again for its own
 
 
 def kernel_plan(request: Kernels) -> Plan:
@@ -50,32 +59,45 @@ def kernel_plan(request: Kernels) -> Plan:
     imported = None if request.import_ is None else tables.read_tables(request.import_, request.import_device)
     todo = _requested_kernels(request)
     places = {", ".join(f"{axis} {at}" for axis, at in where.items()): where for where in conv_5_vs_3_places(todo)}
-    order = list(todo)
-    random.Random(request.seed).shuffle(order)
     tasks: dict[str, tuple[str, Callable[[], Mapping[str, Any]]]] = {
-        "ceilings": ("the ceilings of this device", lambda: _reached_ceilings(request)),
-        **{kernel.id: (kernel.called, partial(_time_kernel, kernel, request)) for kernel in order},
+        "ceilings": ("the ceilings of this device", lambda: reached_ceilings(request)),
         **{
-            _pair_id(where): (f"5x5 then 3x3 against 7x7, {name}", partial(_compare_convolutions, where, request))
+            f"{kernel.id}-{visit}": (f"{kernel.label}, {visit + 1} of {VISITS}", partial(time_kernel, kernel, request))
+            for kernel, visit in in_rounds(todo, VISITS, request.seed)
+        },
+        **{
+            pair_id(where): (f"5x5 then 3x3 against 7x7, {name}", partial(compare_convolutions, where, request))
             for name, where in places.items()
         },
-        "bare-loop": ("the timer against a bare loop", lambda: _timer_against_bare_loop(todo, request)),
+        "bare-loop": ("the timer against a bare loop", lambda: compare_timer_with_bare_loop(todo, request)),
     }
 
     def judge(results: Mapping[str, Result]) -> Findings:
-        rows = [row for kernel in todo for row in _rate_rows(kernel, results[kernel.id])]
-        skipped = {point.called: results[point.id]["skipped"] for point in todo if "skipped" in results[point.id]}
-        pairs = {name: results[_pair_id(where)] for name, where in places.items()}
-        bare = {op: timed for op, timed in results["bare-loop"].items() if isinstance(timed, dict)}
-        evidence = Evidence(rows, results["ceilings"], pairs, bare, skipped)
+        timed = [(kernel, [results[f"{kernel.id}-{visit}"] for visit in range(VISITS)]) for kernel in todo]
+        skipped = {kernel.label: cell["skipped"] for kernel, cells in timed for cell in cells if "skipped" in cell}
+        complete = [(kernel, cells) for kernel, cells in timed if kernel.label not in skipped]
+        rows = [row for kernel, cells in complete for row in _rate_rows(kernel, cells)]
+        pairs = {name: results[pair_id(where)] for name, where in places.items()}
+        ratios = results["bare-loop"]
+        bare = {op: ratios[op] for op in OPS if op in ratios}
+        evidence = Evidence(rows, results["ceilings"], pairs, bare, skipped, background_cores(results.values()))
         return build_findings(evidence, imported, f"{device_name()}, {request.device}")
 
-    return Plan(
-        [Point(name, title) for name, (title, _) in tasks.items()],
-        judge,
-        measure=lambda point: tasks[point.id][1](),
-        around=lambda folder: torch_threads(request.threads),
-    )
+    folders: list[Path] = []
+
+    @contextlib.contextmanager
+    def around(folder: Path) -> Iterator[None]:
+        folders[:] = [folder]
+        with torch_threads(request.threads):
+            yield
+
+    def measure(point: Point) -> Mapping[str, Any]:
+        with count_attempts(folders[0], point.id) as count:
+            if count > MOST_ATTEMPTS and point.id != "ceilings":
+                return {"skipped": f"this process was ended {MOST_ATTEMPTS} times while it was timed"}
+            return measure_with_load(tasks[point.id][1])
+
+    return Plan([Point(name, title) for name, (title, _) in tasks.items()], judge, measure, around=around)
 
 
 def _requested_kernels(request: Kernels) -> list[Kernel]:
@@ -86,70 +108,14 @@ def _requested_kernels(request: Kernels) -> list[Kernel]:
     return kernels_of(workloads.find(request.of), request.batch[0] if request.batch else None, request.ops)
 
 
-def _pair_id(where: Mapping[str, Any]) -> str:
-    return "five-three-" + "-".join(f"{axis}{at}" for axis, at in where.items())
-
-
-def _time_kernel(kernel: Kernel, request: Kernels) -> dict[str, Any]:
-    """The parts of a kernel with their times; or why it was not timed."""
-    why = _does_not_fit(kernel, request.device)
-    if why is not None:
-        return {"skipped": why}
-    try:
-        return {
-            "parts": {
-                name: {**time_call(part.call, request.seconds, request.threads).to_dict(), "flops": part.flops,
-                       "bytes": part.bytes}
-                for name, part in timed_calls_of(kernel, request.device).items()
-            }
-        }  # fmt: skip
-    except (RuntimeError, MemoryError) as error:  # a kernel that this build lacks, or memory that ran out
-        return {"skipped": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
-
-
-def _does_not_fit(kernel: Kernel, device: str) -> str | None:
-    """Before anything is allocated: on tensors without numbers."""
-    needs = max(part.bytes for part in timed_calls_of(kernel, "meta").values())
-    free = torch.cuda.mem_get_info()[0] if device != "cpu" else limit_of_this_machine().bytes
-    if needs <= _MOST * free:
-        return None
-    return f"its tensors need {needs / 1e6:.0f} MB and {free / 1e6:.0f} MB are free"
-
-
-def _compare_convolutions(where: Mapping[str, Any], request: Kernels) -> dict[str, Any]:
-    """5x5 then 3x3 against 7x7 at a place, measured in turn."""
-    made = {
-        size: Kernel("conv", same_padding_conv_sizes({**where, "kernel": size}), {**where, "kernel": size})
-        for size in (3, 5, 7)
-    }
-    for kernel in made.values():
-        why = _does_not_fit(kernel, request.device)
-        if why is not None:
-            return {"skipped": why}
-    calls = {
-        size: {name: part.call for name, part in timed_calls_of(kernel, request.device).items()}
-        for size, kernel in made.items()
-    }
-    return {"parts": measured_five_three(calls, 3 * request.seconds)}
-
-
-def _timer_against_bare_loop(todo: Sequence[Kernel], request: Kernels) -> dict[str, Any]:
-    """Return, for the first kernel of each op, the ratio of the timer to a bare loop."""
-    result: dict[str, Any] = {}
-    for kernel in todo:
-        if kernel.op in result or _does_not_fit(kernel, request.device) is not None:
-            continue
-        parts = timed_calls_of(kernel, request.device)
-        name = FORWARD if FORWARD in parts else next(iter(parts))
-        with contextlib.suppress(RuntimeError, MemoryError):  # as in its cell: another of the op may run
-            timed = timer_to_bare_loop_ratio(parts[name].call, request.threads)
-            result[kernel.op] = {"called": kernel.called, "part": name, **timed}
-    return result
-
-
-def _rate_rows(kernel: Kernel, cell: Mapping[str, Any]) -> Iterator[KernelRate]:
-    for part, of in cell.get("parts", {}).items():
-        yield KernelRate(HERE, kernel, part, of["ns"], of["low_ns"], of["high_ns"], of["flops"], of["bytes"])
+def _rate_rows(kernel: Kernel, visits: Sequence[Mapping[str, Any]]) -> Iterator[KernelRate]:
+    """Yield the rate of each part: the median of its visits, and what the intervals of all of them cover."""
+    for part, first in visits[0]["parts"].items():
+        timings = [visit["parts"][part] for visit in visits]
+        low = min(of["least_ns"] if of["low_ns"] is None else of["low_ns"] for of in timings)
+        high = max(of["most_ns"] if of["high_ns"] is None else of["high_ns"] for of in timings)
+        ns = statistics.median(of["ns"] for of in timings)
+        yield KernelRate(HERE, kernel, part, ns, low, high, first["flops"], first["bytes"])
 
 
 _WITHIN = 0.03  # that the timer and a bare loop may differ
@@ -159,40 +125,44 @@ _WHOLE_PARTS = ("forward and both", "update")  # the parts that add up to a trai
 
 @dataclass(frozen=True)
 class Evidence:
-    """Results of this device: rows, roofs, 5x5 then 3x3 by place, timer against bare loop, and what was not timed."""
+    """Results of this device: rows, roofs, 5x5 then 3x3 by place, timer against bare loop, and what was not timed.
+
+    background_cores: mean background CPU load meanwhile, in cores.
+    """
 
     rows: Sequence[KernelRate]
     roofs: Mapping[str, Any]
     pairs: Mapping[str, Mapping[str, Any]]
     bare: Mapping[str, Mapping[str, Any]]
     skipped: Mapping[str, str]
+    background_cores: float | None = None
 
 
-def build_findings(evidence: Evidence, brought: ProfilerTables | None, device: str) -> Findings:
+def build_findings(evidence: Evidence, imported: ProfilerTables | None, device: str) -> Findings:
     """The findings from evidence that has been gathered."""
-    rows = [*evidence.rows, *(brought.rows() if brought else [])]
-    pairs = _pairs(evidence, brought)
+    rows = [*evidence.rows, *(imported.rows() if imported else [])]
+    pairs = _judged_pairs(evidence, imported)
     tables = [
         _step_table(rows), _sweet_table(rows), _cliff_table(rows), _pair_table(pairs), _roof_table(evidence.roofs),
-        _bare_table(evidence.bare), *([_imported_table(rows)] if brought else []), _every(rows),
+        _bare_table(evidence.bare), *([_imported_table(rows)] if imported else []), _kernel_table(rows),
     ]  # fmt: skip
     return Findings(
         title="The kernels of training on this device",
         answer=_answer(rows, pairs, evidence.roofs),
         tables=tuple(table for table in tables if table.rows),
-        notes=tuple(_notes(evidence, brought, pairs)),
+        notes=tuple(_limit_notes(evidence, imported, pairs)),
         frames=_frames(rows, evidence.roofs),
         device=device,
     )
 
 
-def _pairs(evidence: Evidence, brought: ProfilerTables | None) -> list[dict[str, Any]]:
+def _judged_pairs(evidence: Evidence, imported: ProfilerTables | None) -> list[dict[str, Any]]:
     here = [
         {"source": HERE, "where": where, "part": part, **ratio}
         for where, cell in evidence.pairs.items()
         for part, ratio in cell.get("parts", {}).items()
     ]
-    there = list(imported_conv_5_vs_3(brought.by_size())) if brought else []
+    there = list(imported_conv_5_vs_3(imported.by_size())) if imported else []
     return [{**row, "verdict": below_one_verdict(row)} for row in here + there]
 
 
@@ -203,11 +173,11 @@ def _answer(rows: Sequence[KernelRate], pairs: Sequence[Mapping[str, Any]], roof
     if own:
         best = max(own, key=lambda row: row.flops_per_s)
         parts.append(
-            f"The most useful work a second: {best.kernel.called}, {best.part}, {best.flops_per_s / 1e9:.3g} GFLOP/s."
+            f"The most useful work a second: {best.kernel.label}, {best.part}, {best.flops_per_s / 1e9:.3g} GFLOP/s."
         )
     if any(row.kernel.place for row in own):
-        steep, brought = len(cliffs(own)), len(cliffs([row for row in rows if row.source != HERE]))
-        beside = f" here and {plural(brought, 'cliff')} in the imported tables" if brought else ""
+        steep, imported_cliffs = len(cliffs(own)), len(cliffs([row for row in rows if row.source != HERE]))
+        beside = f" here and {plural(imported_cliffs, 'cliff')} in the imported tables" if imported_cliffs else ""
         what = f"places where a useful FLOP is {JUMP:g}x slower than at the neighbour."
         parts.append(f"{plural(steep, 'cliff')}{beside}: {what}")
     elif own:
@@ -223,20 +193,6 @@ def _answer(rows: Sequence[KernelRate], pairs: Sequence[Mapping[str, Any]], roof
     return " ".join(parts)
 
 
-def _reached_ceilings(request: Kernels) -> dict[str, Any]:
-    """Return the FLOP/s and B/s that this device reached at the most with these threads, and by what."""
-    stated = ceilings(request.device, threads=request.threads)
-    if stated is None:
-        raise StepscopeError("the ceilings of this device could not be measured", "stepscope doctor --ceilings")
-    found = read_ceilings(stated)
-    return {
-        "flops_per_s": found.peak_flops_per_s,
-        "flops_by": found.peak_by,
-        "bytes_per_s": found.peak_bytes_per_s,
-        "bytes_by": found.streamed_by,
-    }
-
-
 def _sweet_table(rows: Sequence[KernelRate]) -> ResultTable:
     columns = (
         "source", "op", "part", "sweet spot", "ps/FLOP", "low", "high", "GFLOP/s", "dearest", "relative cost",
@@ -244,9 +200,9 @@ def _sweet_table(rows: Sequence[KernelRate]) -> ResultTable:
     )  # fmt: skip
     body: list[tuple[Value, ...]] = [
         (
-            row.best.source, row.best.kernel.op, row.best.part, row.best.kernel.called, row.best.ps_per_flop,
-            _end(row.best, "low"), _end(row.best, "high"), row.best.flops_per_s / 1e9, row.worst.kernel.called,
-            row.worst.ps_per_flop / row.best.ps_per_flop, f"{row.alike} of {row.of - 1} others",
+            row.best.source, row.best.kernel.op, row.best.part, row.best.kernel.label, row.best.ps_per_flop,
+            _interval_end_ps(row.best, "low"), _interval_end_ps(row.best, "high"), row.best.flops_per_s / 1e9,
+            row.worst.kernel.label, row.worst.ps_per_flop / row.best.ps_per_flop, f"{row.alike} of {row.of - 1} others",
         )
         for row in best_kernels(rows)
     ]  # fmt: skip
@@ -282,7 +238,7 @@ def _cliff_table(rows: Sequence[KernelRate]) -> ResultTable:
         (c.source, c.op, c.part, c.axis, c.before, c.after, c.beside, c.jump, c.low)
         for c in cliffs(rows)[:_MOST_CLIFFS]
     )
-    note = f"Along an axis a useful FLOP is {JUMP:g}x slower or more, and the CIs do not explain it."
+    note = f"Along an axis a useful FLOP is {JUMP:g}x slower or more, and the CIs of {VISITS} visits do not explain it."
     return ResultTable("cliffs", "Cliffs", columns, body, note)
 
 
@@ -324,18 +280,18 @@ def _imported_table(rows: Sequence[KernelRate]) -> ResultTable:
         mine = own.get((row.part, tuple(sorted(row.kernel.place.items()))))
         if row.source != HERE and mine is not None:
             ratio = mine.ps_per_flop / row.ps_per_flop
-            body.append((row.source, row.kernel.called, row.part, row.ps_per_flop, mine.ps_per_flop, ratio))
+            body.append((row.source, row.kernel.label, row.part, row.ps_per_flop, mine.ps_per_flop, ratio))
     columns = ("source", "kernel", "part", "imported ps/FLOP", "here ps/FLOP", "here / imported")
     note = "Time for a useful FLOP, since the imported convolutions were not padded and did a little less work."
     return ResultTable("imported", "Against the imported tables", columns, tuple(body), note)
 
 
-def _every(rows: Sequence[KernelRate]) -> ResultTable:
+def _kernel_table(rows: Sequence[KernelRate]) -> ResultTable:
     columns = ("source", "kernel", "part", "times a step", "us", "low", "high", "GFLOP/s", "GB/s", "FLOP/B")
     body = tuple(
         (
-            row.source, row.kernel.called, row.part, row.times, row.ns / 1e3, _us(row.low_ns), _us(row.high_ns),
-            row.flops_per_s / 1e9, row.bytes_per_s / 1e9, row.flops / row.bytes,
+            row.source, row.kernel.label, row.part, row.times, row.ns / 1e3, _microseconds(row.low_ns),
+            _microseconds(row.high_ns), row.flops_per_s / 1e9, row.bytes_per_s / 1e9, row.flops / row.bytes,
         )
         for row in rows
     )  # fmt: skip
@@ -343,9 +299,11 @@ def _every(rows: Sequence[KernelRate]) -> ResultTable:
     return ResultTable("kernels", "Every kernel", columns, body, note)
 
 
-def _notes(evidence: Evidence, brought: ProfilerTables | None, pairs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for called, why in evidence.skipped.items():
-        yield f"not timed: {called}: {why}"
+def _limit_notes(
+    evidence: Evidence, imported: ProfilerTables | None, pairs: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    for label, why in evidence.skipped.items():
+        yield f"not timed: {label}: {why}"
     for where, cell in evidence.pairs.items():
         if "skipped" in cell:
             yield f"5x5 then 3x3 against 7x7, {where}: {cell['skipped']}"
@@ -353,16 +311,19 @@ def _notes(evidence: Evidence, brought: ProfilerTables | None, pairs: Sequence[M
         yield "5x5 then 3x3 against 7x7 was not tested here: it needs a sweep of conv over kernels 3, 5 and 7"
     if not any(row.kernel.place for row in evidence.rows):
         yield "shapes of a model lie on no axis: cliffs need a sweep"
+    if evidence.background_cores is not None and evidence.background_cores > OTHERS:
+        load = f"{evidence.background_cores:.2g} cores were busy with other processes"
+        yield f"{load}: times are not the kernels' alone; repeat the study on a quiet machine"
     off = [of["called"] for of in evidence.bare.values() if _agreement(of) == "no"]
     if off:
         why = "background CPU load, or a call takes microseconds"
         yield f"timer and bare loop differ by more than 3 % for {'; '.join(off)}: {why}"
-    if brought is not None:
-        yield f"{len(brought.tables)} tables were imported; the first repeat of each kernel was excluded"
-        if brought.unnamed:
-            yield f"no table says its device: name it with --import-device: {', '.join(brought.unnamed)}"
-        if brought.refused:
-            yield f"{len(brought.refused)} files were not: {'; '.join(brought.refused[:3])}"
+    if imported is not None:
+        yield f"{len(imported.tables)} tables were imported; of several repeats of a kernel the first was excluded"
+        if imported.unnamed:
+            yield f"no table says its device: name it with --import-device: {', '.join(imported.unnamed)}"
+        if imported.refused:
+            yield f"{len(imported.refused)} files were not: {'; '.join(imported.refused[:3])}"
 
 
 def _frames(rows: Sequence[KernelRate], roofs: Mapping[str, Any]) -> dict[str, pl.DataFrame]:
@@ -391,9 +352,9 @@ def _agreement(of: Mapping[str, Any]) -> str:
     return "cannot tell" if of["low"] <= 1 + _WITHIN and of["high"] >= 1 - _WITHIN else "no"
 
 
-def _end(row: KernelRate, side: str) -> float | None:
+def _interval_end_ps(row: KernelRate, side: str) -> float | None:
     return None if row.low_ns is None else row.bound(side)
 
 
-def _us(ns: float | None) -> float | None:
+def _microseconds(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e3

@@ -27,11 +27,13 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Timing:
-    """Median time of one call, ns, over the blocks, with the 95 % CI of that median; null where too few."""
+    """Median time of one call, ns, over the blocks, the 95 % CI of that median (null where too few), and the range."""
 
     ns: float
     low_ns: float | None
     high_ns: float | None
+    least_ns: float
+    most_ns: float
     blocks: int
     calls: int  # in each block
 
@@ -39,25 +41,26 @@ class Timing:
         return asdict(self)
 
 
-def time_call(call: Call, seconds: float, threads: int = 1) -> Timing:
-    """Time a call for at least so many seconds and FEWEST blocks; the first calls are not counted."""
+def time_call(call: Call, seconds: float, threads: int = 1, fewest: int = FEWEST) -> Timing:
+    """Time a call for at least so many seconds and `fewest` blocks; the first calls are not counted."""
     timer = _timer(call, threads)
     first = timer.timeit(1).median
-    found = timer.blocked_autorange(min_run_time=max(seconds, FEWEST * first))
-    calls, times = found.number_per_run, list(found.times)
-    if len(times) < FEWEST:  # a block that was sized for a busy moment lasts as long as all of them should
-        calls = max(1, calls // FEWEST)
-        times = [timer.timeit(calls).median for _ in range(FEWEST)]
+    measurement = timer.blocked_autorange(min_run_time=max(seconds, fewest * first))
+    calls, times = measurement.number_per_run, list(measurement.times)
+    if len(times) < fewest:  # a block that was sized for a busy moment lasts as long as all of them should
+        calls = max(1, calls // fewest)
+        times = [timer.timeit(calls).median for _ in range(fewest)]
     ns, low, high = median_interval(np.array(times) * 1e9)
-    return Timing(float(ns), null_if_nan(float(low)), null_if_nan(float(high)), len(times), calls)
+    bounds = null_if_nan(float(low)), null_if_nan(float(high)), 1e9 * min(times), 1e9 * max(times)
+    return Timing(float(ns), *bounds, len(times), calls)
 
 
-def bare_loop_s(call: Call, calls: int) -> float:
+def bare_loop_s(call: Call, calls: int, clock: Callable[[], float] = benchmark.timer) -> float:
     """Seconds a call in a plain loop between two readings of the clock."""
-    began = benchmark.timer()
+    began = clock()
     for _ in range(calls):
         call()
-    return float(benchmark.timer() - began) / calls
+    return (clock() - began) / calls
 
 
 def timer_to_bare_loop_ratio(
@@ -73,10 +76,7 @@ def timer_to_bare_loop_ratio(
     for _ in range(_BARE_ROUNDS):
         call()  # the timer warms up before each of its blocks as well
         call()
-        began = clock()
-        for _ in range(calls):
-            call()
-        bare = (clock() - began) / calls
+        bare = bare_loop_s(call, calls, clock)
         ratios.append(timer.timeit(calls).median / bare)
     ratio, low, high = median_interval(np.array(ratios))
     return {"ratio": float(ratio), "low": null_if_nan(float(low)), "high": null_if_nan(float(high)), "calls": calls}
@@ -85,11 +85,11 @@ def timer_to_bare_loop_ratio(
 def time_in_turn(calls: Mapping[str, Call], rounds: int, seconds: float) -> dict[str, Floats]:
     """Seconds a call of each, a value a round; every round runs all of them, so that what drifts hits all alike."""
     counts = {name: _calls_for(call, seconds / rounds / len(calls)) for name, call in calls.items()}
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    times_s: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            found[name].append(bare_loop_s(call, counts[name]))
-    return {name: np.array(values) for name, values in found.items()}
+            times_s[name].append(bare_loop_s(call, counts[name]))
+    return {name: np.array(values) for name, values in times_s.items()}
 
 
 def _calls_for(call: Call, seconds: float) -> int:
@@ -187,12 +187,12 @@ def _lstm(of: Mapping[str, int]) -> Parts:
     g = torch.randn_like(out)
     rows, gates = of["length"] * of["batch"], 4 * of["hidden"]
     flops, through_time = (product_flops(rows, n, gates) for n in (of["inputs"] + of["hidden"], of["hidden"]))
-    held = _bytes(*weights)
+    weight_bytes = _bytes(*weights)
     return _whole(
-        TimedCall(lambda: module(x), flops, _bytes(x, out) + held),
-        TimedCall(_gradient(out, weights, g), flops + through_time, _bytes(g, x) + 2 * held),
-        TimedCall(_gradient(out, [x], g), flops, _bytes(g, x) + held),
-        TimedCall(_gradient(out, [*weights, x], g), 2 * flops, _bytes(g, x, x) + 2 * held),
+        TimedCall(lambda: module(x), flops, _bytes(x, out) + weight_bytes),
+        TimedCall(_gradient(out, weights, g), flops + through_time, _bytes(g, x) + 2 * weight_bytes),
+        TimedCall(_gradient(out, [x], g), flops, _bytes(g, x) + weight_bytes),
+        TimedCall(_gradient(out, [*weights, x], g), 2 * flops, _bytes(g, x, x) + 2 * weight_bytes),
     )
 
 

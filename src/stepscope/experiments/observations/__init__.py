@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.engine import SIMULATE, StudyRequest
+from stepscope.experiments.engine import DEFAULT_TIME_LIMIT_S, SIMULATE, TIME_LIMIT, StudyRequest, check_device
 from stepscope.plugins import Discovery, discover
 from stepscope.request import option
 from stepscope.units import estimate
@@ -60,7 +60,7 @@ class ModelVerdict:
 
     model: str
     outcome: Outcome
-    found: Interval | None
+    interval: Interval | None
     why: str
     where: str = ""  # which of its batch sizes the number is of, where it is not the claim's own
 
@@ -75,7 +75,7 @@ class JudgedClaim:
     claim: str
     test: str
     effect: str  # what the number is, with its unit
-    found: Interval | None
+    interval: Interval | None
     limits: Limits | None
     of: str  # what it was taken from
     outcome: Outcome
@@ -112,19 +112,19 @@ class Observation:
     judge: Callable[[Evidence], Verdict]
 
 
-def judge_claim(claim: str, test: str, effect: str, found: Interval, limits: Limits, of: str) -> JudgedClaim:
+def judge_claim(claim: str, test: str, effect: str, number: Interval, limits: Limits, of: str) -> JudgedClaim:
     """A claim judged: it holds where the whole interval lies within the limits, and not where none of it does."""
-    facts = (claim, test, effect, found, limits, of)
-    if math.isnan(found.value):
+    facts = (claim, test, effect, number, limits, of)
+    if math.isnan(number.value):
         return JudgedClaim(*facts, UNKNOWN, f"nothing to take it from: {of}")
-    if math.isnan(found.low) or math.isnan(found.high):
+    if math.isnan(number.low) or math.isnan(number.high):
         return JudgedClaim(*facts, UNKNOWN, f"too few for an interval: {of}; make more repeats")
-    if found.low > limits.least and found.high < limits.most:
-        return JudgedClaim(*facts, HOLDS, f"{interval_text(found)}, {limits}")
-    if found.high <= limits.least or found.low >= limits.most:
-        return JudgedClaim(*facts, FAILS, f"{interval_text(found)}, not {limits}")
+    if number.low > limits.least and number.high < limits.most:
+        return JudgedClaim(*facts, HOLDS, f"{interval_text(number)}, {limits}")
+    if number.high <= limits.least or number.low >= limits.most:
+        return JudgedClaim(*facts, FAILS, f"{interval_text(number)}, not {limits}")
     return JudgedClaim(
-        *facts, UNKNOWN, f"{interval_text(found)} spans the limit ({limits}), more or longer runs would tell: {of}"
+        *facts, UNKNOWN, f"{interval_text(number)} spans the limit ({limits}), more or longer runs would tell: {of}"
     )
 
 
@@ -142,10 +142,10 @@ def verdict_from_claims(observation: Observation, parts: list[JudgedClaim], read
     return Verdict(observation.number, observation.claim, reading, outcome, why, tuple(parts))
 
 
-def interval_text(found: Interval) -> str:
-    if found.low == found.high:
-        return f"{found.value:.3g} exactly"
-    return estimate(found.value, found.low, found.high, "")
+def interval_text(number: Interval) -> str:
+    if number.low == number.high:
+        return f"{number.value:.3g} exactly"
+    return estimate(number.value, number.low, number.high, "")
 
 
 # The twelve observations of the 2019 paper, judged on the device at hand.
@@ -164,13 +164,13 @@ def discover_observation_files() -> Discovery:
 
 def all_observations() -> list[Observation]:
     """All observations, in order of their numbers."""
-    found: list[object] = [
+    entries: list[object] = [
         entry for module in discover_observation_files().modules for entry in getattr(module, "OBSERVATIONS", ())
     ]
-    found += [
+    entries += [
         getattr(module, "OBSERVATION", None) for module in discover_observation_files().modules
     ]  # of a plug-in with one
-    return sorted((entry for entry in found if isinstance(entry, Observation)), key=lambda entry: entry.number)
+    return sorted((entry for entry in entries if isinstance(entry, Observation)), key=lambda entry: entry.number)
 
 
 QUICK_WORKLOADS = ("squeezenet-c32", "inception-v1-narrow-c32", "char-lstm-80", "dqn-2013-84")
@@ -240,12 +240,12 @@ class Observations(StudyRequest):
     )
     day_batches: tuple[int, ...] = option((16, 32, 64), "Batch sizes of the days.", least=1, quick=(16,), typed=False)
     day_seeds: int = option(5, "Daily trainings of each batch size.", least=1, quick=4, typed=False)
-    time_limit: float = option(3600.0, "Seconds that one measurement may take.", above=0, unit="s", typed=False)
+    time_limit: float = option(DEFAULT_TIME_LIMIT_S, TIME_LIMIT)
 
     @property
     def daily(self) -> DailyScenario:
         """Return the trainings of each day."""
-        seeds = tuple(range(self.day_seeds))
+        seeds = tuple(range(self.seed, self.seed + self.day_seeds))
         return DailyScenario(
             self.day_workload, _DAY_DATA[self.day_workload], self.days, batches=self.day_batches, seeds=seeds
         )
@@ -274,27 +274,27 @@ class Observations(StudyRequest):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         if not self.workloads or not self.batch:
             raise UsageError("no workload or no batch size is asked for", "leave --workloads and --batch out for all")
-        known = [observation.number for observation in all_observations()] if self.only else []
+        numbers = [observation.number for observation in all_observations()] if self.only else []
         for number in self.only:
-            if number not in known:
-                raise UnknownName("observation", str(number), map(str, known))
+            if number not in numbers:
+                raise UnknownName("observation", str(number), map(str, numbers))
 
     def checked(self) -> StudyRequest:
         """Return where runs are given and no workloads, those of the runs are counted on dry runs."""
         from stepscope import workloads
         from stepscope.experiments.observations._measurements import runs_in
 
-        device, runs = _device(self.device), [run for sweep in self.from_ for run in runs_in(sweep)]
-        known = {workload.name for workload in workloads.every()}
+        device, runs = check_device(self.device), [run for sweep in self.from_ for run in runs_in(sweep)]
+        workload_names = {workload.name for workload in workloads.every()}
         axes: dict[str, Any] = {}
         if self.workloads in (PAPER_WORKLOADS, QUICK_WORKLOADS):
             stated: list[dict[str, Any]] = [run.meta.get("workload") or {} for run in runs]
-            names = tuple(dict.fromkeys(str(row.get("name")) for row in stated if row.get("name") in known))
+            names = tuple(dict.fromkeys(str(row.get("name")) for row in stated if row.get("name") in workload_names))
             batches = tuple(sorted({int(row["batch_size"]) for row in stated if row.get("batch_size")}))
             axes = {"workloads": names, "batch": batches} if names and batches else {}
         for name in self.workloads:
-            if name not in known:
-                raise UnknownName("workload", name, known)
+            if name not in workload_names:
+                raise UnknownName("workload", name, workload_names)
         threads = self.threads or (_threads() if device == "cpu" else None)
         sweeps = tuple(sweep.absolute() for sweep in self.from_)
         return replace(self, device=device, threads=threads, from_=sweeps, **axes)
@@ -303,19 +303,6 @@ class Observations(StudyRequest):
         from stepscope.experiments.observations.study import observation_plan
 
         return observation_plan(self)
-
-
-def _device(wanted: str | None) -> str:
-    if wanted == "cpu":
-        return "cpu"
-    import torch
-
-    there = torch.cuda.is_available()
-    if wanted == "cuda" and not there:
-        raise UsageError(
-            "--device cuda: torch sees no CUDA device here", "leave --device out, or install torch for CUDA"
-        )
-    return "cuda" if there else "cpu"
 
 
 def _threads() -> int:

@@ -13,7 +13,6 @@ import polars as pl
 from stepscope.analysis.channels import Series, core_busy_time, growth_windows, series_of, shortest_window_ns
 from stepscope.analysis.device.occupancy import background_load_sentence
 from stepscope.analysis.energy.rails import MeasuredRail
-from stepscope.analysis.estimate import null_if_nan
 from stepscope.analysis.memory.events import memory_over_time
 from stepscope.analysis.periodicity import period_of
 from stepscope.analysis.run import Run
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 CONVOLUTIONAL, RECURRENT, OTHER = "convolutional", "recurrent", "other"
 _BOUNDED = ("step_ms", "samples_per_s", "cpu_use", "accelerator_use", "energy_per_step_j")
-_TEXTS = ("run", "workload", "kind", "device", "setting", "energy_kind")
+_TEXTS = ("run", "workload", "kind", "device", "energy_kind")
 RUNS: dict[str, Any] = {
     **dict.fromkeys(_TEXTS, pl.String),
     "batch": pl.Int64,
@@ -48,7 +47,7 @@ RUNS: dict[str, Any] = {
 CORES = {"run": pl.String, "workload": pl.String, "batch": pl.Int64, "core": pl.String, "cluster": pl.String,
          "use": pl.Float64, "idle_ratio": pl.Float64}  # fmt: skip
 RHYTHM = {"run": pl.String, "workload": pl.String, "of": pl.String, "what": pl.String,
-          **dict.fromkeys(("step_ms", "readings_per_step", "deviation", "period_steps", "correlation", "explained"),
+          **dict.fromkeys(("step_ms", "readings_per_step", "period_steps", "explained"),
                           pl.Float64)}  # fmt: skip
 POWER = {"run": pl.String, "workload": pl.String, "kind": pl.String, "batch": pl.Int64, "component": pl.String,
          "watts": pl.Float64, "joules_per_step": pl.Float64, "source": pl.String}  # fmt: skip
@@ -73,10 +72,10 @@ class TimedRuns:
     reading: str = AS_THE_PAPER
     disturbed: dict[str, str] = field(default_factory=dict)
 
-    def why_lacking(self, known: Sequence[str], why: str) -> dict[str, str]:
-        """Return why models with runs are not among the `known`: their runs were disturbed, or `why`."""
+    def why_lacking(self, judged_names: Sequence[str], why: str) -> dict[str, str]:
+        """Return why models with runs are not among the `judged_names`: their runs were disturbed, or `why`."""
         every = [*self.runs["workload"].unique(maintain_order=True), *self.disturbed]
-        return {name: self.disturbed.get(name, why) for name in dict.fromkeys(every) if name not in set(known)}
+        return {name: self.disturbed.get(name, why) for name in dict.fromkeys(every) if name not in set(judged_names)}
 
 
 @dataclass(frozen=True)
@@ -116,14 +115,14 @@ class Evidence:
         """Return why there is no calm run; "" where there is one, or none at all."""
         return self._all_disturbed(self.runs_without_load)
 
-    def why_lacking(self, known: Iterable[str], why: str, kind: str | None = None) -> dict[str, str]:
-        """Return why models with runs (of a kind) are not among the `known`: all of them were disturbed, or `why`."""
+    def why_lacking(self, judged_names: Iterable[str], why: str, kind: str | None = None) -> dict[str, str]:
+        """Return why models with runs (of a kind) are not among the `judged_names`: all were disturbed, or `why`."""
         runs = self.runs if kind is None else self.runs.filter(kind=kind)
-        return why_not_judged(runs, self.undisturbed["run"], known, why)
+        return why_not_judged(runs, self.undisturbed["run"], judged_names, why)
 
-    def _all_disturbed(self, kept: pl.DataFrame) -> str:
+    def _all_disturbed(self, usable: pl.DataFrame) -> str:
         others = self.runs["background"].drop_nulls()
-        return f"in all {len(others)} runs {others[0]}" if len(others) and kept.is_empty() else ""
+        return f"in all {len(others)} runs {others[0]}" if len(others) and usable.is_empty() else ""
 
     @property
     def timed(self) -> TimedRuns:
@@ -132,8 +131,8 @@ class Evidence:
         Where there was some, and every training ran on one thread of the CPU, all runs by the CPU time of the training
         process, which background processes do not lengthen by taking the core.
         """
-        runs, kept = self.runs, self.runs_without_load
-        if len(kept) == len(runs):
+        runs, undisturbed = self.runs, self.runs_without_load
+        if len(undisturbed) == len(runs):
             return TimedRuns(runs)
         single = (
             (runs["device"] == "cpu")
@@ -144,12 +143,12 @@ class Evidence:
             own = [pl.col(name) / pl.col("trainer_cores") for name in ("samples_per_s", "flop_per_s")]
             unknown = [pl.lit(None, pl.Float64).alias(f"samples_per_s_{end}") for end in ("low", "high")]
             return TimedRuns(runs.with_columns(*own, *unknown), OWN_TIME)
-        left = runs.filter(pl.col("background").is_not_null()).group_by("workload", maintain_order=True)
+        disturbed = runs.filter(pl.col("background").is_not_null()).group_by("workload", maintain_order=True)
         why = {
             str(name): f"{len(frame)} of its runs were disturbed and are not judged ({frame['background'][0]})"
-            for (name,), frame in left
+            for (name,), frame in disturbed
         }
-        return TimedRuns(kept, disturbed=why)
+        return TimedRuns(undisturbed, disturbed=why)
 
     @property
     def accelerated(self) -> bool:
@@ -157,10 +156,12 @@ class Evidence:
         return bool((self.runs["device"] != "cpu").any())
 
 
-def _with_every_batch(kept: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+def _with_every_batch(usable: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     """Keep of the chosen runs those of models of which each batch size is left: fewer would be another claim."""
-    left, ran = (frame.group_by("workload").agg(pl.col("batch").n_unique().alias("batches")) for frame in (kept, runs))
-    return kept.join(left.join(ran, on=["workload", "batches"]), on="workload", how="semi")
+    usable_batches, all_batches = (
+        frame.group_by("workload").agg(pl.col("batch").n_unique().alias("batches")) for frame in (usable, runs)
+    )
+    return usable.join(usable_batches.join(all_batches, on=["workload", "batches"]), on="workload", how="semi")
 
 
 def gather_evidence(runs: Sequence[Run], more: dict[str, pl.DataFrame], absent: dict[str, str]) -> Evidence:
@@ -169,25 +170,23 @@ def gather_evidence(runs: Sequence[Run], more: dict[str, pl.DataFrame], absent: 
     for run in runs:
         use, about, metrics = read_processor_use(run), _run_facts(run), run.metrics()
         rows["runs"].append({**about, **_run_metric_columns(run, metrics), **_window_comparison(use, about["threads"])})
-        rows["cores"] += _cores(run, about, metrics)
-        rows["rhythm"] += [{**_key(about, "run", "workload"), **row} for row in channel_rhythms(run, use)]
-        rows["power"] += _power(run, about)
-    frames = {name: pl.DataFrame(found, schema=_SCHEMAS[name]) for name, found in rows.items()}
-    given = {name: frame.select(pl.col(key).cast(kind) for key, kind in _SCHEMAS[name].items())
+        rows["cores"] += _core_rows(run, about, metrics)
+        rows["rhythm"] += [{**_select_facts(about, "run", "workload"), **row} for row in channel_rhythms(run, use)]
+        rows["power"] += _power_rows(run, about)
+    frames = {name: pl.DataFrame(columns, schema=_SCHEMAS[name]) for name, columns in rows.items()}
+    counted = {name: frame.select(pl.col(key).cast(kind) for key, kind in _SCHEMAS[name].items())
              for name, frame in more.items()}  # fmt: skip
-    said = {**({} if runs == [] else _absence_reasons(runs, frames)), **absent}
-    return Evidence(**frames, **given, absent=said)
+    reasons = {**({} if runs == [] else _absence_reasons(runs, frames)), **absent}
+    return Evidence(**frames, **counted, absent=reasons)
 
 
 def _run_facts(run: Run) -> dict[str, Any]:
     workload = run.meta.get("workload") or {}
-    words = [str(workload.get(name)) for name in ("optimizer", "precision")]
     return {
         "run": run.id,
         "workload": str(workload.get("name")),
-        "kind": _kind(str(workload.get("name")), run.model["type"].to_list()),
+        "kind": _model_kind(str(workload.get("name")), run.model["type"].to_list()),
         "device": BOARDS_GPU if run.board_has_gpu else str(workload.get("device") or "cpu").partition(":")[0],
-        "setting": ", ".join([*words, f"{run.meta.get('threads')} threads"]),
         "batch": workload.get("batch_size"),
         "threads": run.meta.get("threads"),
     }
@@ -196,7 +195,7 @@ def _run_facts(run: Run) -> dict[str, Any]:
 _SEEING = ("vision", "image generation")  # the domains of the paper's convolutional networks
 
 
-def _kind(name: str, types: Sequence[str]) -> str:
+def _model_kind(name: str, types: Sequence[str]) -> str:
     """Return the kind of a model: recurrent with any recurrent layer, else convolutional with any convolution.
 
     A workload of the suite from another domain, as deep Q-learning, is neither: its use is that domain's.
@@ -219,37 +218,37 @@ def _domains() -> dict[str, str]:
         return {}
 
 
-def _key(about: dict[str, Any], *names: str) -> dict[str, Any]:
+def _select_facts(about: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: about[name] for name in names}
 
 
 def _run_metric_columns(run: Run, metrics: pl.DataFrame) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    wanted = {
+    columns: dict[str, Any] = {}
+    sources = {
         "step_ms": ("step_time", "run", 1e-6),
         "samples_per_s": ("throughput", "run", 1.0),
         "cpu_use": ("mean_cpu_utilisation", "cpu", 1.0),
         "trainer_cores": ("process_cpu_utilisation", "process", 1.0),
     }
-    for column, (metric, scope, factor) in wanted.items():
-        _store_value_and_bounds(found, column, metrics.filter(metric=metric, scope=scope), factor)
-    _store_value_and_bounds(found, "accelerator_use", metrics.filter(metric="accelerator_utilisation"))
+    for column, (metric, scope, factor) in sources.items():
+        _store_value_and_bounds(columns, column, metrics.filter(metric=metric, scope=scope), factor)
+    _store_value_and_bounds(columns, "accelerator_use", metrics.filter(metric="accelerator_utilisation"))
     kind = "simulated" if run.simulated else "measured"
     energy = "simulated_energy_per_step" if run.simulated else "energy_per_step"
-    _store_value_and_bounds(found, "energy_per_step_j", metrics.filter(metric=energy, scope="total"))
-    found["energy_kind"] = kind if found.get("energy_per_step_j") is not None else None
-    found["flop_per_s"] = _flop_rate(run, found.get("samples_per_s"))
-    found["cores"] = len(metrics.filter(metric="core_utilisation"))
-    found["background"] = background_load_sentence(run) or None
-    return {name: found.get(name) for name in RUNS if name in found}
+    _store_value_and_bounds(columns, "energy_per_step_j", metrics.filter(metric=energy, scope="total"))
+    columns["energy_kind"] = kind if columns.get("energy_per_step_j") is not None else None
+    columns["flop_per_s"] = _flop_rate(run, columns.get("samples_per_s"))
+    columns["cores"] = len(metrics.filter(metric="core_utilisation"))
+    columns["background"] = background_load_sentence(run) or None
+    return {name: columns.get(name) for name in RUNS if name in columns}
 
 
-def _store_value_and_bounds(found: dict[str, Any], column: str, rows: pl.DataFrame, factor: float = 1.0) -> None:
-    known = rows.drop_nulls("value").head(1)
+def _store_value_and_bounds(columns: dict[str, Any], column: str, rows: pl.DataFrame, factor: float = 1.0) -> None:
+    first_row = rows.drop_nulls("value").head(1)
     for end, name in (("", "value"), ("_low", "low"), ("_high", "high")):
-        if not known.is_empty() and f"{column}{end}" in RUNS:
-            value = known[name][0]
-            found[f"{column}{end}"] = None if value is None else value * factor
+        if not first_row.is_empty() and f"{column}{end}" in RUNS:
+            value = first_row[name][0]
+            columns[f"{column}{end}"] = None if value is None else value * factor
 
 
 def _flop_rate(run: Run, samples_per_s: float | None) -> float | None:
@@ -265,21 +264,25 @@ def _window_comparison(use: ProcessorUse | None, threads: int | None) -> dict[st
     if use is None:
         return {}
     mean = use.cores.mean(axis=0)
-    found: dict[str, Any] = {"core_spread": busiest_to_idlest_gap(use)}
+    columns: dict[str, Any] = {"core_spread": busiest_to_idlest_gap(use)}
     if use.source:
-        found["alternation"] = correlation(use.accelerator, mean)
-        known = use.accelerator[np.isfinite(use.accelerator)]
-        if len(known):  # of the same windows as the CPU's, warm-up excluded
-            found |= {"accelerator_use": float(known.mean()), "accelerator_use_low": None, "accelerator_use_high": None}
-    parted = busiest_and_other_cores_use(use, threads or 0)
-    if parted is not None:
-        ours, others = parted
-        found["training_cores_use"], found["other_cores_use"] = (float(np.nanmean(part)) for part in parted)
-        found["core_alternation"] = correlation(ours, others)
-    return found
+        columns["alternation"] = correlation(use.accelerator, mean)
+        readings = use.accelerator[np.isfinite(use.accelerator)]
+        if len(readings):  # of the same windows as the CPU's, warm-up excluded
+            columns |= {
+                "accelerator_use": float(readings.mean()),
+                "accelerator_use_low": None,
+                "accelerator_use_high": None,
+            }
+    groups = busiest_and_other_cores_use(use, threads or 0)
+    if groups is not None:
+        ours, others = groups
+        columns["training_cores_use"], columns["other_cores_use"] = (float(np.nanmean(part)) for part in groups)
+        columns["core_alternation"] = correlation(ours, others)
+    return columns
 
 
-def _cores(run: Run, about: dict[str, Any], metrics: pl.DataFrame) -> Iterator[dict[str, Any]]:
+def _core_rows(run: Run, about: dict[str, Any], metrics: pl.DataFrame) -> Iterator[dict[str, Any]]:
     idle = dict(metrics.filter(metric="idle_state_ratio").select("scope", "value").iter_rows())
     clusters = {f"core:{core}": name for name, cores in run.core_clusters.items() for core in cores}
     for scope, value in metrics.filter(metric="core_utilisation").select("scope", "value").iter_rows():
@@ -289,26 +292,26 @@ def _cores(run: Run, about: dict[str, Any], metrics: pl.DataFrame) -> Iterator[d
             "use": value,
             "idle_ratio": idle.get(scope),
         }
-        yield {**_key(about, "run", "workload", "batch"), **about_core}
+        yield {**_select_facts(about, "run", "workload", "batch"), **about_core}
 
 
-def _power(run: Run, about: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _power_rows(run: Run, about: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Components whose power was measured, or simulated in a run that says so; an estimate is no sensor."""
     for row in run.energy_totals().filter(pl.col("kind") != "estimated").iter_rows(named=True):
         numbers = {"watts": row["watts_mean"], "joules_per_step": row["joules_per_step"], "source": row["source"]}
-        yield {**_key(about, "run", "workload", "kind", "batch"), "component": row["component"], **numbers}
+        yield {**_select_facts(about, "run", "workload", "kind", "batch"), "component": row["component"], **numbers}
 
 
 def _absence_reasons(runs: Sequence[Run], frames: dict[str, pl.DataFrame]) -> dict[str, str]:
     """Return why there is no power and no accelerator in the runs, from what they themselves say."""
-    found = {}
+    reasons = {}
     if frames["power"].is_empty():
         estimated = any(line.estimated for run in runs for line in run.rails.lines)
         only = "its power was only estimated by a model, which is no measurement"
-        found["power"] = only if estimated else "no sensor measured power (stepscope doctor says what would)"
+        reasons["power"] = only if estimated else "no sensor measured power (stepscope doctor says what would)"
     if not bool((frames["runs"]["device"] != "cpu").any()):
-        found["accelerator"] = "the trainings ran on the CPU"
-    return found
+        reasons["accelerator"] = "the trainings ran on the CPU"
+    return reasons
 
 
 _MOST = 2000
@@ -334,9 +337,9 @@ def read_processor_use(run: Run) -> ProcessorUse | None:
     gauge = accelerator_gauge(run)
     length = max(*(shortest_window_ns(core) for core in cores), 2 * gauge.period_ns if gauge else 0.0, 1.0)
     length = max(length, (span[1] - span[0]) / _MOST)
-    seen = [growth_windows(core, *span, length) for core in cores]
-    edges = seen[0].edges_ns
-    busy = np.clip(np.stack([series.rates for series in seen]), 0, 1)
+    windows = [growth_windows(core, *span, length) for core in cores]
+    edges = windows[0].edges_ns
+    busy = np.clip(np.stack([series.rates for series in windows]), 0, 1)
     names = tuple(core.scope for core in cores)
     if gauge is not None:
         return ProcessorUse(edges, names, busy, _gauge_use(gauge, edges), gauge.source)
@@ -403,21 +406,21 @@ def _kernel_use(run: Run, edges: Floats) -> Floats:
     if ops.is_empty() or steps.is_empty():
         return np.full(len(edges) - 1, np.nan)
     begins, ends = (ops[name].to_numpy().astype(np.float64) for name in ("t0_ns", "t1_ns"))
-    busy = np.diff(_covered(begins, ends, edges)) / np.diff(edges)
+    busy = np.diff(_covered_time_until(begins, ends, edges)) / np.diff(edges)
     begins, ends = (steps[name].to_numpy().astype(np.float64) for name in ("t0_ns", "t1_ns"))
-    recorded = np.diff(_covered(begins, ends, edges)) / np.diff(edges)
+    recorded = np.diff(_covered_time_until(begins, ends, edges)) / np.diff(edges)
     return np.where(recorded > 0.95, np.clip(busy, 0, 1), np.nan)
 
 
-def _covered(begins: Floats, ends: Floats, at_ns: Floats) -> Floats:
+def _covered_time_until(begins: Floats, ends: Floats, at_ns: Floats) -> Floats:
     """Time up to each moment that at least one of the intervals covers; the intervals in order of their begin."""
     until = np.maximum.accumulate(ends)
     start = np.maximum(begins, np.concatenate([[begins[0]], until[:-1]]))
     new = np.maximum(until - start, 0.0)
-    done = np.concatenate([[0.0], np.cumsum(new)])
+    covered = np.concatenate([[0.0], np.cumsum(new)])
     place = np.searchsorted(start, at_ns, side="right")
     last = np.maximum(place - 1, 0)
-    return np.where(place > 0, done[last] + np.clip(at_ns - start[last], 0, new[last]), 0.0)
+    return np.where(place > 0, covered[last] + np.clip(at_ns - start[last], 0, new[last]), 0.0)
 
 
 _LEAST_READINGS = 6  # a step: fewer show no pattern
@@ -427,7 +430,7 @@ RhythmRow = dict[str, float | str | None]
 
 
 def channel_rhythms(run: Run, use: ProcessorUse | None) -> Iterator[RhythmRow]:
-    """A row a channel: what, of (use or power), step_ms, readings_per_step, period_steps, correlation, explained, flat.
+    """A row a channel: what, of (use or power), step_ms, readings_per_step, period_steps, explained.
 
     period_steps: the period in steps, null where the samples show none; explained: the share of the variance of the
     even steps that the mean profile of the odd ones predicts, and the reverse; both null where a step is too short
@@ -437,7 +440,7 @@ def channel_rhythms(run: Run, use: ProcessorUse | None) -> Iterator[RhythmRow]:
     if len(steps) < _LEAST_STEPS:
         return
     edges = steps.select("t0_ns", "t1_ns").to_numpy().astype(np.float64)
-    for of, what, series, smears_ns in _channels(run, use, edges):
+    for of, what, series, smears_ns in _channels_to_fold(run, use, edges):
         yield {"of": of, "what": what, **step_periodicity(series, edges, smears_ns)}
 
 
@@ -446,14 +449,12 @@ def step_periodicity(series: Series, edges_ns: Floats, smears_ns: float = 0.0) -
     step_ns = float(np.median(edges_ns[:, 1] - edges_ns[:, 0]))
     spacing = max(series.period_ns, 1.0)
     row: RhythmRow = {"step_ms": step_ns / 1e6, "readings_per_step": step_ns / max(spacing, smears_ns / 2)}
-    row |= {"period_steps": None, "correlation": None, "explained": None}
+    row |= {"period_steps": None, "explained": None}
     inside = (series.t_ns >= edges_ns[0, 0]) & (series.t_ns <= edges_ns[-1, 1])
-    row["deviation"] = null_if_nan(float(series.values[inside].std())) if inside.any() else None
     if step_ns < _LEAST_READINGS * spacing or step_ns < 1.5 * smears_ns or not inside.any():
         return row
-    period, likeness = period_of(series, float(edges_ns[0, 0]), float(edges_ns[-1, 1]), step_ns)
+    period, _ = period_of(series, float(edges_ns[0, 0]), float(edges_ns[-1, 1]), step_ns)
     row["period_steps"] = None if period is None else period / step_ns
-    row["correlation"] = likeness
     row["explained"] = explained_variance_share(series, edges_ns)
     return row
 
@@ -466,42 +467,47 @@ def explained_variance_share(series: Series, edges_ns: Floats) -> float | None:
     apart = float(np.median(edges_ns[:, 1] - edges_ns[:, 0])) / max(series.period_ns, 1.0)
     bins = int(min(_MOST_PHASES, max(apart // 2, 3)))
     place = np.minimum((phase * bins).astype(np.int64), bins - 1)
-    left = total = 0.0
+    unexplained = total = 0.0
     for odd in (0, 1):
         here, there = step % 2 == odd, step % 2 != odd
         counts = np.bincount(place[there], minlength=bins)
         if not here.any() or (counts == 0).any():
             return None
         profile = np.bincount(place[there], values[there], minlength=bins) / counts
-        left += float(((values[here] - profile[place[here]]) ** 2).sum())
+        unexplained += float(((values[here] - profile[place[here]]) ** 2).sum())
         total += float(((values[here] - values[there].mean()) ** 2).sum())
-    return 0.0 if total <= 1e-12 else 1 - left / total
+    return 0.0 if total <= 1e-12 else 1 - unexplained / total
 
 
 def phases_within_steps(series: Series, edges_ns: Floats) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Floats]:
     """The step that each reading falls into, -1 between steps, and how far into it, 0 to 1."""
     place = np.searchsorted(edges_ns[:, 0], series.t_ns, side="right") - 1
-    held = np.clip(place, 0, len(edges_ns) - 1)
-    length = edges_ns[held, 1] - edges_ns[held, 0]
-    phase = (series.t_ns - edges_ns[held, 0]) / length
+    step = np.clip(place, 0, len(edges_ns) - 1)
+    length = edges_ns[step, 1] - edges_ns[step, 0]
+    phase = (series.t_ns - edges_ns[step, 0]) / length
     inside = (place >= 0) & (phase >= 0) & (phase <= 1)
-    return np.where(inside, held, -1).astype(np.int64), phase
+    return np.where(inside, step, -1).astype(np.int64), phase
 
 
-def _channels(run: Run, use: ProcessorUse | None, edges: Floats) -> Iterator[tuple[str, str, Series, float]]:
+def _channels_to_fold(run: Run, use: ProcessorUse | None, edges: Floats) -> Iterator[tuple[str, str, Series, float]]:
     span = float(edges[0, 0]), float(edges[-1, 1])
     if use is not None:
         middle = (use.edges_ns[1:] + use.edges_ns[:-1]) / 2
-        yield "use", "CPU", _series("cpu", middle, use.cores.mean(axis=0)), 0.0
+        yield "use", "CPU", _finite_series("cpu", middle, use.cores.mean(axis=0)), 0.0
         if use.source and accelerator_gauge(run) is None:
-            yield "use", "accelerator", _series("gpu", middle, use.accelerator), 0.0
+            yield "use", "accelerator", _finite_series("gpu", middle, use.accelerator), 0.0
     gauge = accelerator_gauge(run)
     if gauge is not None:
         yield "use", "accelerator", gauge, 0.0
     for own in series_of(run, "process_cpu_time"):
         if own.scope == "process":
-            seen = growth_windows(own, *span, shortest_window_ns(own))
-            yield "use", "trainer", _series("process", (seen.edges_ns[1:] + seen.edges_ns[:-1]) / 2, seen.rates), 0.0
+            windows = growth_windows(own, *span, shortest_window_ns(own))
+            yield (
+                "use",
+                "trainer",
+                _finite_series("process", (windows.edges_ns[1:] + windows.edges_ns[:-1]) / 2, windows.rates),
+                0.0,
+            )
     for name, lines in run.rails.components():
         if lines and not any(line.estimated for line in lines):
             yield "power", name, *_power_of_rails(name, lines)
@@ -518,10 +524,10 @@ def _power_of_rails(name: str, lines: Sequence[MeasuredRail]) -> tuple[Series, f
         missing = np.interp(edges, growth.t_ns, np.concatenate([[0.0], np.cumsum(growth.gap)]))
         watts += np.where(np.diff(missing) > 0, np.nan, np.diff(joules) / apart * 1e9)
     smears_ns = max(max(line.best.window_ns, line.best.refresh_ns) for line in lines)
-    return _series(name, edges[:-1] + apart / 2, watts), smears_ns
+    return _finite_series(name, edges[:-1] + apart / 2, watts), smears_ns
 
 
-def _series(scope: str, t_ns: Floats, values: Floats) -> Series:
+def _finite_series(scope: str, t_ns: Floats, values: Floats) -> Series:
     read = np.isfinite(values)
     return Series(scope, "", 0, t_ns[read], values[read], np.empty((0, 2)))
 
@@ -544,7 +550,7 @@ def memory_by_batch(job: Job, batches: Sequence[int]) -> Iterator[dict[str, Any]
     from stepscope.record.dry.dry_run import dry_run
 
     for batch in batches:
-        held = memory_over_time(dry_run(job, batch).events())
+        memory = memory_over_time(dry_run(job, batch).events())
         for part, categories in HOLDERS.items():
-            most = held.select(pl.sum_horizontal(categories)).to_series().to_numpy().max(initial=0)
+            most = memory.select(pl.sum_horizontal(categories)).to_series().to_numpy().max(initial=0)
             yield {"workload": job.name, "batch": batch, "part": part, "bytes": int(most)}

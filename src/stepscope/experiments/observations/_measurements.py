@@ -31,7 +31,7 @@ _KINDS = {_RUN: "run", _MEMORY: "memory", DAYS: "days"}
 
 def planned_measurements(request: Observations) -> list[Point]:
     """Return what is measured, in order: runs in shuffled rounds of repeats, memory by workload, and the days."""
-    points = [] if request.from_ or "runs" not in request.needs else list(_runs(request))
+    points = [] if request.from_ or "runs" not in request.needs else list(_planned_runs(request))
     shared: dict[str, Any] = {"threads": request.threads, "simulate": request.simulate}
     if "memory" in request.needs:
         for name in request.workloads:
@@ -40,10 +40,10 @@ def planned_measurements(request: Observations) -> list[Point]:
             points.append(
                 Point(f"memory-{place.id}", f"memory of {name}, counted on a dry run", _MEMORY, orders, timed=False)
             )
-    return points + (list(_days(request, shared)) if "days" in request.needs else [])
+    return points + (list(_planned_days(request)) if "days" in request.needs else [])
 
 
-def _runs(request: Observations) -> Iterator[Point]:
+def _planned_runs(request: Observations) -> Iterator[Point]:
     settings = [(name, batch) for name in dict.fromkeys(request.workloads) for batch in dict.fromkeys(request.batch)]
     for (name, batch), repeat in in_rounds(settings, request.repeats, request.seed):
         place = SweepPoint(name, batch, "own", "fp32", request.threads, request.device, repeat)
@@ -53,15 +53,19 @@ def _runs(request: Observations) -> Iterator[Point]:
         yield Point(place.id, f"{name} batch {batch}, repeat {repeat + 1} of {request.repeats}", _RUN, orders)
 
 
-def _days(request: Observations, shared: Mapping[str, Any]) -> Iterator[Point]:
+def _planned_days(request: Observations) -> Iterator[Point]:
     scenario = request.daily
-    routine = DailyTrainingOrders(scenario.days, scenario.images, scenario.start, data=scenario.data)
+    training_orders = DailyTrainingOrders(scenario.days, scenario.images, scenario.start, data=scenario.data)
     for seed in scenario.seeds:
         for batch in scenario.batches:
             title = f"{scenario.days} days of {scenario.images} images, batch {batch}, seed {seed}"
-            orders = {"workload": scenario.workload, "seed": seed, "routine": {**asdict(routine), "batch": batch}}
+            orders = {
+                "workload": scenario.workload,
+                "seed": seed,
+                "routine": {**asdict(training_orders), "batch": batch},
+            }
             # Of the days only the accuracy is judged: they may be trained side by side.
-            yield Point(f"days-b{batch}-s{seed}", title, DAYS, {**shared, **orders, "threads": 1}, timed=False)
+            yield Point(f"days-b{batch}-s{seed}", title, DAYS, {**orders, "threads": 1, "simulate": None}, timed=False)
 
 
 @dataclass
@@ -115,10 +119,10 @@ def runs_in(path: Path) -> list[Run]:
         places = [path / result["run"] for result in ended if result["status"] == "ok" and result.get("run")]
     else:
         places = sorted({*run_folders(path), *(header.parent for header in path.glob("runs/*/*/run.json"))})
-    found = list(_good_runs(places))
-    if not found:
+    runs = list(_good_runs(places))
+    if not runs:
         raise RunNotFound(f"no run that ended well in '{path}'", "give the folder of a sweep: stepscope suite list")
-    return found
+    return runs
 
 
 def _good_runs(places: Sequence[Path]) -> Iterator[Run]:

@@ -52,7 +52,9 @@ class Comparison:
     error: float
     freedom: float
     strict: bool = False
-    clearly: Limits | None = None  # in the place of the claim's limits: against it only where the whole interval is out
+    veto_limits: Limits | None = (
+        None  # in the place of the claim's limits: against it only where the whole interval is out
+    )
 
     def interval(self, comparisons: int) -> Interval:
         """The interval that holds together with those of so many comparisons."""
@@ -85,15 +87,15 @@ def batch_means_of_models(runs: pl.DataFrame, value: pl.Expr, within: pl.Expr | 
     between runs, or the one from within the runs if that is larger.
     """
     within = pl.lit(None) if within is None else within
-    known = runs.select("workload", "batch", value=value.cast(pl.Float64), within=within.cast(pl.Float64))
+    rows = runs.select("workload", "batch", value=value.cast(pl.Float64), within=within.cast(pl.Float64))
     models: dict[str, dict[int, list[tuple[float, float]]]] = {}
-    for name, batch, number, inside in known.iter_rows():
+    for name, batch, number, inside in rows.iter_rows():
         if batch is not None and number is not None and math.isfinite(number):
             models.setdefault(str(name), {}).setdefault(int(batch), []).append((number, inside or 0.0))
-    return [_cells(name, batches) for name, batches in models.items()]
+    return [_batch_means(name, batches) for name, batches in models.items()]
 
 
-def _cells(model: str, batches: dict[int, list[tuple[float, float]]]) -> BatchMeans:
+def _batch_means(model: str, batches: dict[int, list[tuple[float, float]]]) -> BatchMeans:
     order = sorted(batches)
     values, inside = zip(*(np.array(batches[batch]).T for batch in order), strict=True)
     runs = sum(map(len, values))
@@ -111,10 +113,10 @@ def mean_over_batches(cells: BatchMeans) -> list[Comparison]:
     """The mean over a model's batch sizes; the mean of each of them must not speak against it."""
     count = len(cells.batches)
     error = math.sqrt(sum(error**2 for error in cells.errors)) / count
-    found = [Comparison("", sum(cells.means) / count, error, cells.freedom)]
+    overall = [Comparison("", sum(cells.means) / count, error, cells.freedom)]
     single = zip(cells.batches, cells.means, cells.errors, strict=True)
     comparisons = [Comparison(f"at batch {batch}", mean, error, cells.freedom) for batch, mean, error in single]
-    return found + comparisons if count > 1 else found
+    return overall + comparisons if count > 1 else overall
 
 
 def exponents(cells: BatchMeans) -> list[Comparison]:
@@ -127,21 +129,23 @@ def exponents(cells: BatchMeans) -> list[Comparison]:
     if len(places) < 2:
         return []
     stretches = [(0, places[-1]), *(pairwise(places) if len(places) > 2 else ())]
-    found = []
+    comparisons = []
     for a, b in stretches:
         apart = logs[b] - logs[a]
         error = math.hypot(cells.errors[a], cells.errors[b]) / apart
         what = f"from batch {cells.batches[a]} to {cells.batches[b]}"
-        found.append(Comparison(what, (cells.means[b] - cells.means[a]) / apart, error, cells.freedom, strict=True))
-    return found
+        comparisons.append(
+            Comparison(what, (cells.means[b] - cells.means[a]) / apart, error, cells.freedom, strict=True)
+        )
+    return comparisons
 
 
 def growth(cells: BatchMeans) -> list[Comparison]:
     """The change from the smallest batch to the largest; from no batch size to the next may it clearly fall."""
-    found = _changes(cells, list(pairwise(range(len(cells.batches)))), strict=False)
+    changes = _changes(cells, list(pairwise(range(len(cells.batches)))), strict=False)
     ends = _changes(cells, [(0, len(cells.batches) - 1)], strict=True)
-    falls = [replace(comparison, clearly=Limits(least=0.0)) for comparison in found] if len(found) > 1 else []
-    return [*ends, *falls] if found else []
+    falls = [replace(comparison, veto_limits=Limits(least=0.0)) for comparison in changes] if len(changes) > 1 else []
+    return [*ends, *falls] if changes else []
 
 
 def changes_from_smallest_batch(cells: BatchMeans) -> list[Comparison]:
@@ -166,13 +170,13 @@ def compare_model_pairs(
     pairs: Iterable[tuple[BatchMeans, BatchMeans]],
 ) -> tuple[list[tuple[str, int, list[Comparison]]], dict[str, str]]:
     """Return each model against another, as `judge_models` takes them, and why some cannot be compared."""
-    known, counted = [], set[str]()
+    entries, counted = [], set[str]()
     for a, b in pairs:  # each model's runs once, in however many pairs it is
         runs = sum(cells.runs for cells in (a, b) if cells.model not in counted)
         counted |= {a.model, b.model}
-        known.append((f"{a.model} over {b.model}", runs, difference_between_models(a, b)))
-    apart = {name: "they have no batch size in common" for name, _, found in known if not found}
-    return [entry for entry in known if entry[2]], apart
+        entries.append((f"{a.model} over {b.model}", runs, difference_between_models(a, b)))
+    apart = {name: "they have no batch size in common" for name, _, comparisons in entries if not comparisons}
+    return [entry for entry in entries if entry[2]], apart
 
 
 def difference_between_models(ours: BatchMeans, others: BatchMeans) -> list[Comparison]:
@@ -207,16 +211,18 @@ def judge_models(
     effect: str,
     limits: Limits,
     models: Sequence[tuple[str, int, list[Comparison]]],
-    shown: Callable[[float], float] = float,
+    transform: Callable[[float], float] = float,
     lacking: dict[str, str] | None = None,
+    selected_from: int = 1,
 ) -> JudgedClaim:
     """A claim about all models, judged for each; it holds only if it holds for each, and one is enough against it.
 
-    models: the name of a model, its runs, and its comparisons, the headline first; of `limits` and intervals `shown`
-    makes what is said. lacking: why there is nothing of the models that are not among them.
+    models: the name of a model, its runs, and its comparisons, the headline first; `transform` makes what is said of
+    the intervals. lacking: why there is nothing of the models that are not among them. selected_from: how many such
+    claims there were, of which the data themselves selected this one.
     """
-    together = sum(len(comparisons) for *_, comparisons in models)
-    verdicts = [_judge_model(name, comparisons, limits, together, shown) for name, _, comparisons in models]
+    together = selected_from * sum(len(comparisons) for *_, comparisons in models)
+    verdicts = [_judge_model(name, comparisons, limits, together, transform) for name, _, comparisons in models]
     verdicts += [ModelVerdict(name, UNKNOWN, None, why) for name, why in (lacking or {}).items()]
     if not verdicts:
         return undecidable_claim(claim, test, "no model was measured")
@@ -230,88 +236,96 @@ def combine_verdicts(
     outcomes = {verdict.outcome for verdict in verdicts}
     outcome: Outcome = FAILS if FAILS in outcomes else UNKNOWN if UNKNOWN in outcomes else HOLDS
     deciding = [verdict for verdict in verdicts if verdict.outcome == outcome]
-    worst = min(deciding, key=lambda model_result: _margin(model_result.found, limits))
+    worst = min(deciding, key=lambda model_result: _margin(model_result.interval, limits))
     others = ", ".join(verdict.model for verdict in verdicts if verdict.outcome == HOLDS)
-    held = f"; holds for {others}" if outcome != HOLDS and others else ""
+    also_holds = f"; holds for {others}" if outcome != HOLDS and others else ""
     pairs = any(" over " in verdict.model for verdict in verdicts)
-    unknown = sum(verdict.found is None for verdict in verdicts)
+    unknown = sum(verdict.interval is None for verdict in verdicts)
     of = f"{plural(runs, 'run')}; {'pairs of models' if pairs else 'models'}: {len(verdicts)}"
     of += f", of which {unknown} could not be judged" if unknown else ""
     if outcome == HOLDS:
         why = f"for each of {plural(len(verdicts), 'model')}; nearest to the limit {worst.model}: {worst.why}"
     else:
-        why = "; ".join(f"{model_result.model}: {model_result.why}" for model_result in deciding) + held
+        why = "; ".join(f"{model_result.model}: {model_result.why}" for model_result in deciding) + also_holds
     named = f"{effect}; the number: {worst.where}" if worst.where else effect
-    return JudgedClaim(claim, test, named, worst.found, limits, of, outcome, why, tuple(verdicts))
+    return JudgedClaim(claim, test, named, worst.interval, limits, of, outcome, why, tuple(verdicts))
 
 
-def _margin(found: Interval | None, limits: Limits) -> float:
+def _margin(number: Interval | None, limits: Limits) -> float:
     """How far inside the limits an interval lies; the lowest is the worst."""
-    if found is None:
+    if number is None:
         return math.inf
-    bounds = [x if math.isfinite(x) else found.value for x in (found.low, found.high)]
+    bounds = [x if math.isfinite(x) else number.value for x in (number.low, number.high)]
     return min(bounds[0] - limits.least, limits.most - bounds[1])
 
 
 def _judge_model(
-    model: str, comparisons: Sequence[Comparison], limits: Limits, together: int, shown: Callable[[float], float]
+    model: str, comparisons: Sequence[Comparison], limits: Limits, together: int, transform: Callable[[float], float]
 ) -> ModelVerdict:
     if not comparisons:
         return ModelVerdict(model, UNKNOWN, None, "it ran with one batch size")
     if not comparisons[0].freedom:
-        return ModelVerdict(model, UNKNOWN, Interval(shown(comparisons[0].value)), ONCE)
+        return ModelVerdict(model, UNKNOWN, Interval(transform(comparisons[0].value)), ONCE)
     judged = []
     for index, comparison in enumerate(comparisons):
-        found, own = comparison.interval(together), comparison.clearly or limits
-        spread = Interval(*(shown(x) for x in (found.value, found.low, found.high)))
+        interval, own = comparison.interval(together), comparison.veto_limits or limits
+        spread = Interval(*(transform(x) for x in (interval.value, interval.low, interval.high)))
         outcome = _outcome(spread, own, comparison.strict or index == 0)
-        if comparison.clearly is not None and outcome == UNKNOWN:
+        if comparison.veto_limits is not None and outcome == UNKNOWN:
             outcome = HOLDS
         judged.append((outcome, comparison, spread, own))
-    for wanted in (FAILS, UNKNOWN):
-        for outcome, comparison, spread, own in judged:
-            if outcome == wanted:
-                where = f" {comparison.what}" if comparison.what else ""
-                if wanted == FAILS:
-                    return ModelVerdict(
-                        model, FAILS, spread, f"{interval_text(spread)}{where}, not {own}", comparison.what
-                    )
-                why = f"{interval_text(spread)}{where} spans the limit ({own}); more repeats or longer runs would tell"
-                return ModelVerdict(model, UNKNOWN, spread, why, comparison.what)
-    spread = judged[0][2]
-    return ModelVerdict(model, HOLDS, spread, f"{interval_text(spread)}, {limits}")
+    decisive = next((entry for outcome in (FAILS, UNKNOWN) for entry in judged if entry[0] == outcome), None)
+    if decisive is None:
+        spread = judged[0][2]
+        return ModelVerdict(model, HOLDS, spread, f"{interval_text(spread)}, {limits}")
+    outcome, comparison, spread, own = decisive
+    where = f" {comparison.what}" if comparison.what else ""
+    spans = f" spans the limit ({own}); more repeats or longer runs would tell"
+    why = f"{interval_text(spread)}{where}{f', not {own}' if outcome == FAILS else spans}"
+    return ModelVerdict(model, outcome, spread, why, comparison.what)
 
 
-def _outcome(found: Interval, limits: Limits, strict: bool) -> Outcome:
-    if found.high <= limits.least or found.low >= limits.most:
+def _outcome(number: Interval, limits: Limits, strict: bool) -> Outcome:
+    if number.high <= limits.least or number.low >= limits.most:
         return FAILS
-    low, high = (found.low, found.high) if strict else (found.value, found.value)
+    low, high = (number.low, number.high) if strict else (number.value, number.value)
     return HOLDS if low > limits.least and high < limits.most else UNKNOWN
 
 
 def judge_run_shares(
-    models: Sequence[tuple[str, int, int]], limits: Limits, lacking: dict[str, str] | None = None
+    counts: Sequence[tuple[str, int, int, int]], limits: Limits, lacking: dict[str, str] | None = None
 ) -> list[ModelVerdict]:
-    """The share of the runs of each model (name, hits, count) with Wilson's interval, which hold together."""
-    confidence = 1 - (1 - CONFIDENCE) / max(len(models), 1)
-    found = []
-    for name, hits, count in models:
-        if count < FEWEST:
-            found.append(ModelVerdict(name, UNKNOWN, Interval(hits / count), f"too few: {plural(count, 'run')}"))
-            continue
-        spread = Interval(*share_interval(hits, count, confidence))
-        outcome = _outcome(spread, limits, strict=True)
-        said = {
-            HOLDS: f", {limits}",
-            FAILS: f", not {limits}",
-            UNKNOWN: f" spans the limit ({limits}); more runs would tell",
-        }
-        found.append(
-            ModelVerdict(
-                name, outcome, spread, f"{hits} of {plural(count, 'run')}, {interval_text(spread)}{said[outcome]}"
-            )
-        )
-    return [*found, *(ModelVerdict(name, UNKNOWN, None, why) for name, why in (lacking or {}).items())]
+    """The share of the runs of each model with Wilson's intervals, which hold together.
+
+    counts: name, batch, hits, runs. What a batch size does its repeats do as well: at none may the share be otherwise.
+    """
+    models: dict[str, dict[int, tuple[int, int]]] = {}
+    for name, batch, hits, count in counts:
+        models.setdefault(name, {})[batch] = hits, count
+    batch_confidence = 1 - (1 - CONFIDENCE) / max(len(counts), 1)
+    verdicts = []
+    for name, batches in models.items():
+        hits, count = (sum(of_batch[place] for of_batch in batches.values()) for place in (0, 1))
+        verdict = _judge_share(name, hits, count, limits, len(models))
+        for batch, (hits, count) in batches.items():
+            outcome = _outcome(Interval(*share_interval(hits, count, batch_confidence)), limits, strict=False)
+            if verdict.outcome == HOLDS and outcome != HOLDS:
+                why = f"{verdict.why}, but at batch {batch} {hits} of {plural(count, 'run')}"
+                verdict = replace(verdict, outcome=outcome, why=why)
+        verdicts.append(verdict)
+    return [*verdicts, *(ModelVerdict(name, UNKNOWN, None, why) for name, why in (lacking or {}).items())]
+
+
+def _judge_share(name: str, hits: int, count: int, limits: Limits, together: int) -> ModelVerdict:
+    """The share of the runs of one model, with Wilson's interval that holds together with those of so many models."""
+    if count < FEWEST:
+        return ModelVerdict(name, UNKNOWN, Interval(hits / count), f"too few: {plural(count, 'run')}")
+    spread = Interval(*share_interval(hits, count, 1 - (1 - CONFIDENCE) / together))
+    outcome = _outcome(spread, limits, strict=True)
+    spans = f" spans the limit ({limits}); more runs would tell"
+    reason = {HOLDS: f", {limits}", FAILS: f", not {limits}"}.get(outcome, spans)
+    why = f"{hits} of {plural(count, 'run')}, {interval_text(spread)}{reason}"
+    return ModelVerdict(name, outcome, spread, why)
 
 
 def mean_of(values: Sequence[float | None] | pl.Series) -> Interval:
@@ -328,24 +342,24 @@ def log_within(column: str) -> pl.Expr:
     return pl.when((low > 0) & (high > 0)).then((high / low).log() / 2 / NORMAL)
 
 
-def why_not_judged(runs: pl.DataFrame, kept: pl.Series, known: Iterable[str], why: str) -> dict[str, str]:
-    """Return why models of these runs are not among the `known`: none of their runs is among the kept, or `why`."""
-    found = {}
+def why_not_judged(runs: pl.DataFrame, judged_runs: pl.Series, judged_names: Iterable[str], why: str) -> dict[str, str]:
+    """Return why models of these runs are not among the `judged_names`: no run of theirs is judged, or `why`."""
+    reasons = {}
     for (name,), frame in runs.group_by(["workload"], maintain_order=True):
-        if name not in set(known):
+        if name not in set(judged_names):
             others = frame["background"].drop_nulls()
-            lost = len(others) > 0 and not frame["run"].is_in(kept.implode()).any()
-            which = (
-                f"all {len(frame)} of its runs" if len(others) == len(frame) else "all runs of one of its batch sizes"
-            )
-            found[str(name)] = f"{which} were disturbed ({others[0]})" if lost else why
-    return found
+            lost = len(others) > 0 and not frame["run"].is_in(judged_runs.implode()).any()
+            every = f"all {len(frame)} of its runs"
+            which = every if len(others) == len(frame) else "all runs of one of its batch sizes"
+            reasons[str(name)] = f"{which} were disturbed ({others[0]})" if lost else why
+    return reasons
 
 
 OF_THE_STEP = 0.1  # a period within this share of the step's length is the step's
 MOST_RUNS, LEAST_EXPLAINED = 0.5, 0.25
 PERIOD_TEST = (
-    "share of a model's runs whose autocorrelation has its first peak at one step; Wilson's 95 % CIs that hold together"
+    "share of a model's runs whose autocorrelation has its first peak at one step; Wilson's 95 % CIs that hold "
+    "together; at none of its batch sizes may it be otherwise"
 )
 FOLD_TEST = (
     "samples folded by step: variance of the even steps predicted by the mean of the odd ones; mean over a model's "
@@ -355,14 +369,14 @@ FOLD_TEST = (
 
 def judge_periodicity(rhythm: pl.DataFrame, runs: pl.DataFrame, of: str, what: str, name: str) -> list[JudgedClaim]:
     """Two claims on one channel: the samples alone show the step as their period; one step predicts another."""
-    found, predicted = f"the {name} has the step as its period", f"one step predicts the {name} of another"
+    periodic, predictable = f"the {name} has the step as its period", f"one step predicts the {name} of another"
     rows = rhythm.filter(of=of, what=what).join(runs.select("run", "batch"), on="run", how="left")
-    known = rows.drop_nulls("explained")
-    if known.is_empty():
+    readable = rows.drop_nulls("explained")
+    if readable.is_empty():
         why = _too_short(rows, name)
-        return [undecidable_claim(found, PERIOD_TEST, why), undecidable_claim(predicted, FOLD_TEST, why)]
+        return [undecidable_claim(periodic, PERIOD_TEST, why), undecidable_claim(predictable, FOLD_TEST, why)]
     hit = ((pl.col("period_steps") - 1).abs() <= OF_THE_STEP).fill_null(False)
-    counted = known.group_by("workload", maintain_order=True).agg(hit.sum().alias("hits"), pl.len().alias("count"))
+    counted = readable.group_by("workload", "batch", maintain_order=True).agg(hit.sum().alias("hits"), count=pl.len())
     lacking = {
         str(model): _too_short(frame, name)
         for (model,), frame in rows.group_by(["workload"], maintain_order=True)
@@ -370,23 +384,16 @@ def judge_periodicity(rhythm: pl.DataFrame, runs: pl.DataFrame, of: str, what: s
     }
     lacking |= why_not_judged(runs, rhythm["run"], rows["workload"].unique(), f"the {name} was not read")
     shares = judge_run_shares(list(counted.iter_rows()), Limits(least=MOST_RUNS), lacking)
-    cells = batch_means_of_models(known, pl.col("explained"))
+    models = [(of.model, of.runs, mean_over_batches(of)) for of in batch_means_of_models(readable, pl.col("explained"))]
+    effect, limits = "share of the variance predicted", Limits(least=LEAST_EXPLAINED)
     return [
-        combine_verdicts(found, PERIOD_TEST, "share of the runs", Limits(least=MOST_RUNS), shares, len(known)),
-        judge_models(
-            predicted,
-            FOLD_TEST,
-            "share of the variance predicted",
-            Limits(least=LEAST_EXPLAINED),
-            [(cell.model, cell.runs, mean_over_batches(cell)) for cell in cells],
-            lacking=lacking,
-        ),
+        combine_verdicts(periodic, PERIOD_TEST, "share of the runs", Limits(least=MOST_RUNS), shares, len(readable)),
+        judge_models(predictable, FOLD_TEST, effect, limits, models, lacking=lacking),
     ]
 
 
 def _too_short(rows: pl.DataFrame, name: str) -> str:
     if rows.is_empty():
         return f"the {name} was not read"
-    longest = rows.sort("readings_per_step", descending=True).row(0, named=True)
-    step, readings = longest["step_ms"], longest["readings_per_step"]
+    readings, step = rows.select("readings_per_step", "step_ms").sort("readings_per_step", descending=True).row(0)
     return f"no run has steps long enough to see into: at best {readings:.1f} readings in a step of {step:.3g} ms"

@@ -80,13 +80,13 @@ def _judge_change(
     compared: Callable[[BatchMeans], list[Comparison]],
 ) -> JudgedClaim:
     """A claim on the column `value` of these runs."""
-    known = batch_means_of_models(runs, pl.col("value"))
-    if not any(len(cells.batches) > 1 for cells in known):
+    model_means = batch_means_of_models(runs, pl.col("value"))
+    if not any(len(cells.batches) > 1 for cells in model_means):
         why = "not read in any run" if runs["value"].null_count() == len(runs) else "no model ran with two batch sizes"
         return undecidable_claim(claim, _USE_TEST, why)
     effect = "change of the share of busy time from the smallest batch to the largest"
-    models = [(cells.model, cells.runs, compared(cells)) for cells in known]
-    lacking = evidence.why_lacking([cells.model for cells in known], "its use was not read")
+    models = [(cells.model, cells.runs, compared(cells)) for cells in model_means]
+    lacking = evidence.why_lacking([cells.model for cells in model_means], "its use was not read")
     return judge_models(claim, _USE_TEST, effect, limits, models, lacking=lacking)
 
 
@@ -111,13 +111,13 @@ _GROWTH_CLAIM = "growth differs between models"
 def judge_growth_differs(evidence: Evidence) -> Verdict:
     """Per doubling of the batch, so that models with other ranges can be compared, and told for 16 times the batch."""
     timed = evidence.timed
-    known = [cells for cells in _logarithms(timed.runs, "samples_per_s") if len(cells.batches) > 1]
+    growing = [cells for cells in _logarithms(timed.runs, "samples_per_s") if len(cells.batches) > 1]
     rows = sorted(
-        ((exponents(cells)[0], cells.model) for cells in known if cells.freedom), key=lambda row: row[0].value
+        ((exponents(cells)[0], cells.model) for cells in growing if cells.freedom), key=lambda row: row[0].value
     )
     if len(rows) < 2:
         why = f"{len(rows)} models ran with two batch sizes and repeats; it takes two"
-        why = "; ".join(dict.fromkeys([why, *timed.disturbed.values(), *([ONCE] if len(known) > len(rows) else [])]))
+        why = "; ".join(dict.fromkeys([why, *timed.disturbed.values(), *([ONCE] if len(growing) > len(rows) else [])]))
         return verdict_from_claims(GROWTH_DIFFERS, [undecidable_claim(_GROWTH_CLAIM, _GROWTH_TEST, why)], timed.reading)
     (low, least), (high, most) = rows[0], rows[-1]
     pairs = len(rows) * (len(rows) - 1) // 2
@@ -126,8 +126,8 @@ def judge_growth_differs(evidence: Evidence) -> Verdict:
     ratio = Interval(*(16**x for x in (apart.value, apart.low, apart.high)))
     grown = f"16 times the batch: {most} {16**high.value:.2g} times, {least} {16**low.value:.2g}"
     of = f"{plural(len(rows), 'model')}; {grown}"
-    found = judge_claim(_GROWTH_CLAIM, _GROWTH_TEST, "ratio of the growths", ratio, Limits(least=APART), of)
-    return verdict_from_claims(GROWTH_DIFFERS, [found], timed.reading)
+    claim = judge_claim(_GROWTH_CLAIM, _GROWTH_TEST, "ratio of the growths", ratio, Limits(least=APART), of)
+    return verdict_from_claims(GROWTH_DIFFERS, [claim], timed.reading)
 
 
 GROWTH_DIFFERS = Observation(
@@ -151,23 +151,23 @@ _THROUGHPUT_CLAIM = "samples a second grow with the batch"
 def judge_throughput_grows(evidence: Evidence) -> Verdict:
     """Judge each model's throughput from each batch size to the next: any fall is evidence against it."""
     timed = evidence.timed
-    found = _judge_exponents(timed, "samples_per_s", [(_THROUGHPUT_CLAIM, Limits(least=0.0))], _THROUGHPUT_TEST)
-    return verdict_from_claims(THROUGHPUT_GROWS, found, timed.reading)
+    claims = _judge_exponents(timed, "samples_per_s", [(_THROUGHPUT_CLAIM, Limits(least=0.0))], _THROUGHPUT_TEST)
+    return verdict_from_claims(THROUGHPUT_GROWS, claims, timed.reading)
 
 
 def _judge_exponents(
     timed: TimedRuns, column: str, claims: list[tuple[str, Limits]], test: str, why: str = ""
 ) -> list[JudgedClaim]:
     """Claims about the exponent of the batch for each model: on its whole range, and on every stretch of it."""
-    known = _logarithms(timed.runs, column)
-    if not any(len(cells.batches) > 1 for cells in known):
+    model_means = _logarithms(timed.runs, column)
+    if not any(len(cells.batches) > 1 for cells in model_means):
         reasons = [why] if why else [*timed.disturbed.values()]
         return [
             undecidable_claim(claim, test, "; ".join(reasons) or "no model ran with two batch sizes")
             for claim, _ in claims
         ]
-    models = [(cells.model, cells.runs, exponents(cells)) for cells in known]
-    lacking = timed.why_lacking([cells.model for cells in known], "it was not measured")
+    models = [(cells.model, cells.runs, exponents(cells)) for cells in model_means]
+    lacking = timed.why_lacking([cells.model for cells in model_means], "it was not measured")
     return [judge_models(claim, test, _EXPONENT, limits, models, lacking=lacking) for claim, limits in claims]
 
 
@@ -199,8 +199,8 @@ def judge_energy_grows_less(evidence: Evidence) -> Verdict:
     """
     quiet, timed = evidence.runs_without_load, evidence.timed
     why = "" if evidence.runs["energy_per_step_j"].drop_nulls().len() else _no_energy(evidence)
-    left = evidence.runs.filter(pl.col("background").is_not_null())["workload"].unique(maintain_order=True)
-    alone = timed.disturbed or dict.fromkeys(left, "its runs were disturbed and are not judged")
+    disturbed = evidence.runs.filter(pl.col("background").is_not_null())["workload"].unique(maintain_order=True)
+    alone = timed.disturbed or dict.fromkeys(disturbed, "its runs were disturbed and are not judged")
     claims = [(_GROWS, Limits(least=0.0)), (_LESS, Limits(most=1.0))]
     return verdict_from_claims(
         ENERGY_GROWS_LESS,

@@ -88,21 +88,26 @@ def _judge_model_means(
     runs: pl.DataFrame,
     value: pl.Expr,
     stated: tuple[str, str, str, Limits],
-    shown: Callable[[float], float] = float,
+    transform: Callable[[float], float] = float,
     kind: str | None = None,
+    selected_from: int = 1,
 ) -> JudgedClaim:
-    """A claim (with test, effect and limits) on the mean of each model's runs, for all models (of a kind) with runs."""
+    """A claim (with test, effect and limits) on the mean of each model's runs, for all models (of a kind) with runs.
+
+    selected_from: how many such claims there were, of which the data themselves selected this one.
+    """
     claim, test, effect, limits = stated
-    known = batch_means_of_models(runs, value)
-    lacking = evidence.why_lacking([cells.model for cells in known], "it was not read in its runs", kind)
+    model_means = batch_means_of_models(runs, value)
+    lacking = evidence.why_lacking([cells.model for cells in model_means], "it was not read in its runs", kind)
     return judge_models(
         claim,
         test,
         effect,
         limits,
-        [(cells.model, cells.runs, mean_over_batches(cells)) for cells in known],
-        shown,
+        [(cells.model, cells.runs, mean_over_batches(cells)) for cells in model_means],
+        transform,
         lacking,
+        selected_from,
     )
 
 
@@ -129,24 +134,26 @@ def judge_use_differs_by_domain(evidence: Evidence) -> Verdict:
     """Each network that sees against each recurrent one; on the CPU alone by FLOP/s, where any busy core is busy."""
     timed = evidence.timed
     runs, value, test, effect, limit = timed.runs, pl.col("flop_per_s").log(), _RATE, "ratio of FLOP/s", FASTER
-    shown: Callable[[float], float] = math.exp
+    transform: Callable[[float], float] = math.exp
     reading = _ARITHMETIC if timed.reading == AS_THE_PAPER else f"{_ARITHMETIC}; {timed.reading}"
     disturbed = timed.disturbed
     if evidence.accelerated:
-        runs, value, limit, shown = evidence.undisturbed, pl.col("accelerator_use"), DOMAINS_APART, float
+        runs, value, limit, transform = evidence.undisturbed, pl.col("accelerator_use"), DOMAINS_APART, float
         test, effect, reading = _SHARE, _APART, AS_THE_PAPER
         disturbed = evidence.why_lacking(runs["workload"].unique(), "it was not read in its runs")
     ours, others = (batch_means_of_models(runs.filter(kind=kind), value) for kind in _KINDS)
     if not ours or not others:
-        absent = " and ".join(kind for kind, found in zip(_KINDS, (ours, others), strict=True) if not found)
+        absent = " and ".join(kind for kind, claim in zip(_KINDS, (ours, others), strict=True) if not claim)
         why = "; ".join([f"no {absent} network was measured: name one with --workloads", *disturbed.values()])
         return verdict_from_claims(USE_DIFFERS_BY_DOMAIN, [undecidable_claim(_CLAIM, test, why)], reading)
     pairs, apart = compare_model_pairs(product(ours, others))
     every = evidence.runs.filter(pl.col("kind").is_in(_KINDS))["workload"].unique(maintain_order=True)
-    known = {cells.model for cells in (*ours, *others)}
-    lacking = {str(name): disturbed.get(name, "it was not read in its runs") for name in every if name not in known}
-    found = judge_models(_CLAIM, test, effect, Limits(least=limit), pairs, shown, {**apart, **lacking})
-    return verdict_from_claims(USE_DIFFERS_BY_DOMAIN, [found], reading)
+    compared_names = {cells.model for cells in (*ours, *others)}
+    lacking = {
+        str(name): disturbed.get(name, "it was not read in its runs") for name in every if name not in compared_names
+    }
+    claim = judge_models(_CLAIM, test, effect, Limits(least=limit), pairs, transform, {**apart, **lacking})
+    return verdict_from_claims(USE_DIFFERS_BY_DOMAIN, [claim], reading)
 
 
 USE_DIFFERS_BY_DOMAIN = Observation(
@@ -160,13 +167,16 @@ USE_DIFFERS_BY_DOMAIN = Observation(
 
 
 CORES_APART = 0.05  # of all time
+MUCH_IDLE = 0.3  # of all time: the paper saw up to 65 % (Fig. 5)
 _CORES = (
     "busiest less idlest core, chosen in the first half of a run and measured in the second; mean of a model; "
     f"{TOGETHER}"
 )
 _CLUSTERS = (
-    f"idle residency of the idler cluster less that of the busier, paired within a run; mean of a model; {TOGETHER}"
+    f"idle residency of the idler cluster less that of the busier, paired within a run; mean of a model; {TOGETHER}, "
+    "and for all pairs of clusters"
 )
+_IDLE = f"idle residency of the idlest cluster; mean of a model; {TOGETHER}, and for all clusters"
 _ALIKE = "counterpart on cores of one kind: whether they are used alike"
 
 
@@ -182,18 +192,20 @@ def judge_cores_differ(evidence: Evidence) -> Verdict:
             CORES_DIFFER, [undecidable_claim("the cores differ", _CORES, evidence.why_all_disturbed)], reading
         )
     runs = evidence.undisturbed
-    known = runs["core_spread"].drop_nulls()
-    if known.is_empty():
+    spreads = runs["core_spread"].drop_nulls()
+    if spreads.is_empty():
         single_core = not runs.is_empty() and runs["cores"].max() == 1
         why = "there is one core" if single_core else "the busy time of the cores was not read for long enough"
         return verdict_from_claims(CORES_DIFFER, [undecidable_claim("the cores differ", _CORES, why)], reading)
     effect = "difference of the shares of busy time"
     stated = ("the cores differ", _CORES, effect, Limits(least=CORES_APART))
     parts = [_judge_model_means(evidence, runs, pl.col("core_spread"), stated)]
-    return verdict_from_claims(CORES_DIFFER, [*parts, *_by_cluster(evidence, runs)] if clusters > 1 else parts, reading)
+    return verdict_from_claims(
+        CORES_DIFFER, [*parts, *_judge_clusters(evidence, runs)] if clusters > 1 else parts, reading
+    )
 
 
-def _by_cluster(evidence: Evidence, runs: pl.DataFrame) -> list[JudgedClaim]:
+def _judge_clusters(evidence: Evidence, runs: pl.DataFrame) -> list[JudgedClaim]:
     cores = evidence.cores.join(runs.select("run"), on="run", how="semi").drop_nulls("idle_ratio")
     idle = cores.group_by("run", "cluster").agg(pl.col("idle_ratio").mean())
     order = idle.group_by("cluster").agg(pl.col("idle_ratio").mean()).sort("idle_ratio")["cluster"].to_list()
@@ -201,10 +213,15 @@ def _by_cluster(evidence: Evidence, runs: pl.DataFrame) -> list[JudgedClaim]:
         return [undecidable_claim("the clusters differ", _CLUSTERS, "the idle time of one of them was not read")]
     ends = [idle.filter(cluster=name).select("run", "idle_ratio") for name in (order[-1], order[0])]
     pairs = ends[0].join(ends[1], on="run").join(runs.select("run", "workload", "batch"), on="run")
-    apart = pl.col("idle_ratio") - pl.col("idle_ratio_right")
+    residency, count = pl.col("idle_ratio"), len(order)
+    difference = residency - pl.col("idle_ratio_right")
     effect = "difference of the idle residencies"
-    stated = (f"{order[-1]} idler than {order[0]}", _CLUSTERS, effect, Limits(least=CORES_APART))
-    return [_judge_model_means(evidence, pairs, apart, stated)]
+    apart = (f"{order[-1]} idler than {order[0]}", _CLUSTERS, effect, Limits(least=CORES_APART))
+    idle_long = (f"{order[-1]} idle for much of the time", _IDLE, "idle residency", Limits(least=MUCH_IDLE))
+    return [
+        _judge_model_means(evidence, pairs, difference, apart, selected_from=math.comb(count, 2)),
+        _judge_model_means(evidence, pairs, residency, idle_long, selected_from=count),
+    ]
 
 
 CORES_DIFFER = Observation(
@@ -229,7 +246,7 @@ def judge_component_power(evidence: Evidence) -> Verdict:
         f"the {worker} draws the most ({CONVOLUTIONAL})",
         f"the memory draws more than the {worker} ({RECURRENT})",
     )
-    wide = _by_component(evidence)
+    wide = _watts_by_component(evidence)
     lacking = [name for name in dict.fromkeys((worker, "cpu", "memory")) if name not in wide.columns]
     if lacking:
         why = _why_no_power(evidence, lacking)
@@ -240,13 +257,13 @@ def judge_component_power(evidence: Evidence) -> Verdict:
     ours = wide.filter(kind=CONVOLUTIONAL).with_columns(ratio=pl.col(worker) / pl.max_horizontal(others))
     theirs = wide.filter(kind=RECURRENT).with_columns(ratio=pl.col("memory") / pl.col(worker))
     parts = [
-        _part(evidence, ours, most, f"power of the {worker} / that of the next", CONVOLUTIONAL),
-        _part(evidence, theirs, least, f"power of the memory / that of the {worker}", RECURRENT),
+        _judge_power_ratio(evidence, ours, most, f"power of the {worker} / that of the next", CONVOLUTIONAL),
+        _judge_power_ratio(evidence, theirs, least, f"power of the memory / that of the {worker}", RECURRENT),
     ]
     return verdict_from_claims(COMPONENT_POWER, parts, reading)
 
 
-def _by_component(evidence: Evidence) -> pl.DataFrame:
+def _watts_by_component(evidence: Evidence) -> pl.DataFrame:
     """A row a run with the watts of each component."""
     rows = evidence.power.filter(pl.col("component").is_in(_RIVALS)).drop_nulls("watts")
     rows = rows.join(evidence.undisturbed.select("run"), on="run", how="semi")
@@ -254,7 +271,7 @@ def _by_component(evidence: Evidence) -> pl.DataFrame:
     return rows.pivot(on="component", index=index, values="watts", aggregate_function="first")
 
 
-def _part(evidence: Evidence, rows: pl.DataFrame, claim: str, effect: str, kind: str) -> JudgedClaim:
+def _judge_power_ratio(evidence: Evidence, rows: pl.DataFrame, claim: str, effect: str, kind: str) -> JudgedClaim:
     if rows["ratio"].drop_nulls().is_empty():
         return undecidable_claim(claim, _TEST, f"no {kind} network was measured: name one with --workloads")
     stated = (claim, _TEST, effect, Limits(least=1.0))
@@ -266,8 +283,8 @@ def _why_no_power(evidence: Evidence, lacking: list[str]) -> str:
         return f"the power is not this training's alone: {evidence.why_all_disturbed}"
     if evidence.power.is_empty():
         return evidence.absent.get("power", "no power sensor was read")
-    seen = ", ".join(sorted(evidence.power["component"].unique()))
-    return f"no sensor for the power of {' and '.join(lacking)} alone; measured: {seen}"
+    components = ", ".join(sorted(evidence.power["component"].unique()))
+    return f"no sensor for the power of {' and '.join(lacking)} alone; measured: {components}"
 
 
 COMPONENT_POWER = Observation(

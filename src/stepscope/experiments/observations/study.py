@@ -129,32 +129,31 @@ def judge_rankings(evidence: Evidence) -> list[JudgedClaim]:
     """The paper's rankings by energy, each against every other convolutional network that was measured."""
     seeing = evidence.runs.filter(kind=CONVOLUTIONAL)
     runs = evidence.runs_without_load.filter(pl.col("kind") == CONVOLUTIONAL, pl.col("energy_per_step_j") > 0)
-    known = batch_means_of_models(runs, (pl.col("energy_per_step_j") / pl.col("batch")).log())
-    names = [cells.model for cells in known]
+    model_means = batch_means_of_models(runs, (pl.col("energy_per_step_j") / pl.col("batch")).log())
+    names = [cells.model for cells in model_means]
     lacking = why_not_judged(seeing, evidence.runs_without_load["run"], names, "its energy was not measured")
-    found = []
+    claims = []
     for claim, prefix, limits in (
         (_MOST, "densenet40", Limits(least=1.0)),
         (_LEAST, "squeezenet", Limits(most=1.0)),
     ):
-        ours = [cells for cells in known if cells.model.startswith(prefix)]
-        others = [cells for cells in known if cells not in ours]
+        ours = [cells for cells in model_means if cells.model.startswith(prefix)]
+        others = [cells for cells in model_means if cells not in ours]
         if not ours or not others:
             why = evidence.absent.get("power", f"no energy was measured of {prefix} and of another network")
-            found.append(undecidable_claim(claim, _TEST, why))
+            claims.append(undecidable_claim(claim, _TEST, why))
             continue
         pairs, apart = compare_model_pairs((ours[0], other) for other in others)
-        found.append(judge_models(claim, _TEST, "ratio of the energies", limits, pairs, math.exp, {**apart, **lacking}))
-    return found
+        claims.append(
+            judge_models(claim, _TEST, "ratio of the energies", limits, pairs, math.exp, {**apart, **lacking})
+        )
+    return claims
 
 
 def ranking_table(evidence: Evidence) -> ResultTable:
     """The verdicts on the rankings."""
-    rows: list[tuple[Value, ...]] = []
-    for part in judge_rankings(evidence):
-        bounds = (None, None, None) if part.found is None else (part.found.value, part.found.low, part.found.high)
-        known = [None if bound is None or math.isnan(bound) else bound for bound in bounds]
-        rows.append((part.claim, part.outcome, *known, part.why))
+    claims = judge_rankings(evidence)
+    rows = [(part.claim, part.outcome, *_value_and_bounds(part.interval), part.why) for part in claims]
     columns = ("the paper says", "verdict", "ratio", "low", "high", "why")
     return ResultTable("rankings", "The paper's rankings", columns, tuple(rows), _TEST)
 
@@ -193,7 +192,7 @@ def build_findings(evidence: Evidence, runs: Sequence[Run], request: Observation
             _method_table(verdicts),
             _means_by_workload_table(evidence, simulated),
         ),
-        device=_device(runs),
+        device=_device_of_runs(runs),
         notes=(*notes, *_limit_notes(evidence)),
         simulated=simulated,
         frames=drawn,
@@ -219,33 +218,47 @@ def _select_comparable_runs(result: Measurements) -> tuple[list[Run], list[str]]
 
     Of several devices it is an accelerator where there is one, and then the one with the most runs.
     """
-    devices = {run.id: _ran_on(run) for run in result.runs}
+    devices = {run.id: _device_facts(run) for run in result.runs}
     count = Counter(devices.values())
-    wanted = max(count, key=lambda device: (device[0] != "cpu", count[device]), default=None)
-    runs = [run for run in result.runs if devices[run.id] == wanted]
-    settings = {run.id: _setting(run) for run in runs}
+    usual_device = max(count, key=lambda device: (device[0] != ("device", "cpu"), count[device]), default=())
+    runs = [run for run in result.runs if devices[run.id] == usual_device]
+    settings = {run.id: _setting_facts(run) for run in runs}
     usual = {}
     for name in {name for name, _ in settings.values()}:
-        usual[name] = Counter(rest for other, rest in settings.values() if other == name).most_common(1)[0][0]
-    kept = [run for run in runs if settings[run.id][1] == usual[settings[run.id][0]]]
-    left = len(result.runs) - len(kept)
-    parts = [f"{left} runs on other devices, or with other data, optimizers, precisions or threads were excluded"]
-    return kept, [*result.notes, *(parts if left else [])]
+        usual[name] = Counter(facts for other, facts in settings.values() if other == name).most_common(1)[0][0]
+    comparable = [run for run in runs if settings[run.id][1] == usual[settings[run.id][0]]]
+    excluded = len(result.runs) - len(comparable)
+    if not excluded:
+        return comparable, result.notes
+    pairs = [(usual_device, facts) for facts in devices.values()]
+    pairs += [(usual[name], facts) for name, facts in settings.values()]
+    names = sorted({name for ours, facts in pairs for name, _ in set(facts) - set(ours)})
+    text = f"{excluded} runs on other devices, or with other data, optimizers, precisions or threads were excluded"
+    return comparable, [*result.notes, f"{text}; they differ in: {', '.join(names)}"]
 
 
-def _setting(run: Run) -> tuple[str, tuple[str, ...]]:
+Facts = tuple[tuple[str, str], ...]  # what runs must have in common, by name
+
+
+def _setting_facts(run: Run) -> tuple[str, Facts]:
+    """Return the workload of a run, and what its training is beside the batch."""
     workload = run.meta.get("workload") or {}
-    kinds = ("optimizer", "hyperparameters", "precision", "input_shape")
     data = (workload.get("data") or {}).get("sha256") or (workload.get("data") or {}).get("name")
-    rest = (*(workload.get(kind) for kind in kinds), data, run.meta.get("threads"))
-    return str(workload.get("name")), tuple(map(str, rest))
+    facts = {name: workload.get(name) for name in ("optimizer", "hyperparameters", "precision", "input_shape")}
+    return str(workload.get("name")), _as_text(facts | {"data": data, "threads": run.meta.get("threads")})
 
 
-def _ran_on(run: Run) -> tuple[str, ...]:
-    """The kind of device, which machine it is, and as what it was simulated."""
+def _device_facts(run: Run) -> Facts:
+    """Return the kind of device, which machine it is and in which state, and as what it was simulated."""
     kind = str((run.meta.get("workload") or {}).get("device") or "cpu").partition(":")[0]
-    about = (run.device.get(name) for name in ("board", "compatible", "cpu"))
-    return kind, *map(str, (*about, len(run.device.get("cores") or ()), run.simulated))
+    names = ("board", "compatible", "cpu", "power_mode", "governors")
+    facts = {name.replace("_", " "): run.device.get(name) for name in names}
+    facts |= {"cores": len(run.device.get("cores") or ()), "simulated board": run.simulated}
+    return _as_text({"device": kind, **facts, "torch": (run.meta.get("versions") or {}).get("torch")})
+
+
+def _as_text(facts: Mapping[str, Any]) -> Facts:
+    return tuple((name.replace("_", " "), str(value)) for name, value in facts.items())
 
 
 def _not_requested(request: Observations) -> dict[str, str]:
@@ -275,7 +288,7 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> ResultTable:
     rows: list[tuple[Value, ...]] = []
     for verdict in verdicts:
         read = "paper" if verdict.reading == AS_THE_PAPER else "counterpart"
-        effect = (verdict.deciding.effect or None, *_bounds(verdict.deciding.found))
+        effect = (verdict.deciding.effect or None, *_value_and_bounds(verdict.deciding.interval))
         rows.append((verdict.number, verdict.claim, verdict.outcome, read, *effect))
     columns = ("no.", "observation", "verdict", "read as", "effect", "value", "low", "high")
     note = "Value with its 95 % CI is that of the claim that decides; every test is in the tables below."
@@ -286,9 +299,11 @@ def _paper_table(verdicts: Sequence[Verdict], drawn: dict[str, pl.DataFrame]) ->
     about = {observation.number: observation for observation in all_observations()}
     rows: list[tuple[Value, ...]] = []
     for verdict in verdicts:
-        known = about[verdict.number]
-        figure = known.figure if known.figure in drawn else "not drawn: no data"
-        rows.append((verdict.number, known.paper, figure, None if verdict.reading == AS_THE_PAPER else verdict.reading))
+        studied = about[verdict.number]
+        figure = studied.figure if studied.figure in drawn else "not drawn: no data"
+        rows.append(
+            (verdict.number, studied.paper, figure, None if verdict.reading == AS_THE_PAPER else verdict.reading)
+        )
     columns = ("no.", "the paper saw", "figure from own data", "judged in its place")
     return ResultTable("paper", "What the paper saw", columns, tuple(rows))
 
@@ -299,7 +314,7 @@ def _part_table(verdicts: Sequence[Verdict]) -> ResultTable:
         for part in verdict.parts:
             limits = None if part.limits is None else str(part.limits)
             about = part.why if part.outcome == UNKNOWN else part.of
-            rows.append((verdict.number, part.claim, part.outcome, *_bounds(part.found), limits, about))
+            rows.append((verdict.number, part.claim, part.outcome, *_value_and_bounds(part.interval), limits, about))
     columns = ("no.", "claim", "outcome", "value", "low", "high", "true if", "taken from, or why not judged")
     note = "A claim holds where its whole interval lies within the limits, and does not where none of it does."
     return ResultTable("tests", "Tests", columns, tuple(rows), note)
@@ -311,7 +326,7 @@ def _model_table(verdicts: Sequence[Verdict]) -> ResultTable:
     for verdict in verdicts:
         for claim in verdict.parts:
             rows += [
-                (verdict.number, claim.claim, model.model, model.outcome, *_bounds(model.found), model.why)
+                (verdict.number, claim.claim, model.model, model.outcome, *_value_and_bounds(model.interval), model.why)
                 for model in claim.models
             ]
     columns = ("no.", "claim", "model", "verdict", "value", "low", "high", "why")
@@ -347,10 +362,10 @@ def _means_by_workload_table(evidence: Evidence, simulated: str | None) -> Resul
     return ResultTable("runs", "What was measured", columns, rows, note)
 
 
-def _bounds(interval: Interval | None) -> tuple[Value, Value, Value]:
+def _value_and_bounds(interval: Interval | None) -> tuple[Value, Value, Value]:
     values = (math.nan,) * 3 if interval is None else (interval.value, interval.low, interval.high)
-    known = [None if math.isnan(value) else value for value in values]
-    return known[0], known[1], known[2]
+    numbers = [None if math.isnan(value) else value for value in values]
+    return numbers[0], numbers[1], numbers[2]
 
 
 def _limit_notes(evidence: Evidence) -> Iterator[str]:
@@ -369,7 +384,7 @@ def _limit_notes(evidence: Evidence) -> Iterator[str]:
         yield "every setting was run once: nothing tells how much runs differ, and what is to be judged by them is not"
 
 
-def _device(runs: Sequence[Run]) -> str:
+def _device_of_runs(runs: Sequence[Run]) -> str:
     """Return the device that the runs were made on, which may be another machine."""
     facts: dict[str, Any] = runs[0].device if runs else {}
     named = facts.get("board") or facts.get("cpu")
@@ -386,9 +401,9 @@ Frames = dict[str, pl.DataFrame]
 
 def figure_frames(evidence: Evidence, runs: Sequence[Run]) -> Frames:
     """Frames by figure; a figure without data has none."""
-    shown = _illustrated_run(evidence, runs)
-    found: Frames = {
-        **(_use_over_steps(shown) if shown else {}),
+    run = _illustrated_run(evidence, runs)
+    frames: Frames = {
+        **(_use_over_steps(run) if run else {}),
         "figure-4-use-by-batch": _use_by_batch(evidence),
         "figure-5-cores-by-batch": _cores_by_batch(evidence),
         "figure-6-energy-by-batch": _energy_by_batch(evidence),
@@ -398,7 +413,7 @@ def figure_frames(evidence: Evidence, runs: Sequence[Run]) -> Frames:
         "figure-10-accuracy-by-day": _accuracy_by_day(evidence),
         "rhythm-use": _folded_use(evidence, runs),
     }
-    drawn = {name: frame for name, frame in found.items() if not frame.is_empty()}
+    drawn = {name: frame for name, frame in frames.items() if not frame.is_empty()}
     return {**drawn, PAPER_POINTS: paper_points()} if drawn else {}
 
 
@@ -435,7 +450,7 @@ def _use_over_steps(run: Run) -> Frames:
         rows.insert(0, ("accelerator", use.edges_ns, use.accelerator))
     else:
         rows.insert(0, ("trainer", *_process_use(run, t0_ns, t1_ns)))
-    drawn = pl.concat([_windows(label, edges, rates, t0_ns, t1_ns) for label, edges, rates in rows])
+    drawn = pl.concat([_use_in_windows(label, edges, rates, t0_ns, t1_ns) for label, edges, rates in rows])
     edges = pl.DataFrame({"t_ms": [(t - t0_ns) / 1e6 for t in [*steps["t0_ns"], steps["t1_ns"][-1]]]})
     about = drawn.with_columns(workload=pl.lit(str((run.meta.get("workload") or {}).get("name"))))
     return {"figure-3-use-over-steps": about, "figure-3-steps": edges}
@@ -445,12 +460,12 @@ def _process_use(run: Run, t0_ns: float, t1_ns: float) -> tuple[Floats, Floats]:
     """CPU utilisation of the training process, as a share of its threads."""
     for own in series_of(run, "process_cpu_time"):
         if own.scope == "process":
-            seen = growth_windows(own, t0_ns, t1_ns, shortest_window_ns(own))
-            return seen.edges_ns, np.clip(seen.rates / max(run.meta.get("threads") or 1, 1), 0, 1)
+            windows = growth_windows(own, t0_ns, t1_ns, shortest_window_ns(own))
+            return windows.edges_ns, np.clip(windows.rates / max(run.meta.get("threads") or 1, 1), 0, 1)
     return np.array([t0_ns, t1_ns]), np.array([np.nan])
 
 
-def _windows(label: str, edges: Floats, rates: Floats, t0_ns: float, t1_ns: float) -> pl.DataFrame:
+def _use_in_windows(label: str, edges: Floats, rates: Floats, t0_ns: float, t1_ns: float) -> pl.DataFrame:
     inside = (edges[1:] > t0_ns) & (edges[:-1] < t1_ns)
     columns = {
         "core": [label] * int(inside.sum()),
@@ -464,11 +479,12 @@ def _windows(label: str, edges: Floats, rates: Floats, t0_ns: float, t1_ns: floa
 
 def _use_by_batch(evidence: Evidence) -> pl.DataFrame:
     runs = evidence.runs.with_columns(own=pl.col("trainer_cores") / pl.col("threads"))
-    wanted = {"accelerator": "accelerator_use", "CPU, all cores": "cpu_use"}
+    columns = {"accelerator": "accelerator_use", "CPU, all cores": "cpu_use"}
     if not evidence.accelerated:
-        wanted = {"training threads": "own", "CPU, all cores": "cpu_use"}
+        columns = {"training threads": "own", "CPU, all cores": "cpu_use"}
     parts = [
-        _over_repeats(runs, column, "percent", 100.0).with_columns(what=pl.lit(what)) for what, column in wanted.items()
+        _over_repeats(runs, column, "percent", 100.0).with_columns(what=pl.lit(what))
+        for what, column in columns.items()
     ]
     return pl.concat(parts)
 
@@ -476,9 +492,9 @@ def _use_by_batch(evidence: Evidence) -> pl.DataFrame:
 def _over_repeats(runs: pl.DataFrame, column: str, name: str, factor: float) -> pl.DataFrame:
     """Mean over the repeats, and the lowest and highest of them: workload, batch, `name`, low, high."""
     value = pl.col(column) * factor
-    known = runs.drop_nulls(column).group_by("workload", "batch", maintain_order=True)
-    found = known.agg(value.mean().alias(name), low=value.min(), high=value.max())
-    return found.sort("workload", "batch")
+    groups = runs.drop_nulls(column).group_by("workload", "batch", maintain_order=True)
+    summary = groups.agg(value.mean().alias(name), low=value.min(), high=value.max())
+    return summary.sort("workload", "batch")
 
 
 def _cores_by_batch(evidence: Evidence) -> pl.DataFrame:
@@ -489,8 +505,8 @@ def _cores_by_batch(evidence: Evidence) -> pl.DataFrame:
 
 
 def _energy_by_batch(evidence: Evidence) -> pl.DataFrame:
-    known = evidence.power.filter(~pl.col("component").is_in(_WHOLES)).drop_nulls("joules_per_step")
-    grouped = known.group_by("workload", "batch", "component", maintain_order=True)
+    components = evidence.power.filter(~pl.col("component").is_in(_WHOLES)).drop_nulls("joules_per_step")
+    grouped = components.group_by("workload", "batch", "component", maintain_order=True)
     return grouped.agg(joules=pl.col("joules_per_step").mean().clip(lower_bound=0.0)).sort("workload", "batch")
 
 
@@ -503,8 +519,9 @@ def _power_over_steps(evidence: Evidence, runs: Sequence[Run]) -> Frames:
     if steps.is_empty():
         return {}
     t0_ns = int(steps["t0_ns"][0])
-    seen = run.power_timeline(t0_ns, int(steps["t1_ns"][-1]))
-    drawn = seen.select("rail", "component", "watts", "estimated", workload=pl.lit(str(run.meta["workload"]["name"])),
+    timeline = run.power_timeline(t0_ns, int(steps["t1_ns"][-1]))
+    name = str(run.meta["workload"]["name"])
+    drawn = timeline.select("rail", "component", "watts", "estimated", workload=pl.lit(name),
                         t0_s=(pl.col("t0_ns") - t0_ns) / 1e9, t1_s=(pl.col("t1_ns") - t0_ns) / 1e9)  # fmt: skip
     edges = pl.DataFrame({"t_s": [(t - t0_ns) / 1e9 for t in [*steps["t0_ns"], steps["t1_ns"][-1]]]})
     return {"figure-7-power-over-steps": drawn, "figure-7-steps": edges}
@@ -554,7 +571,7 @@ def _processor_use(run: Run, accelerated: bool) -> Series | None:
     for own in series_of(run, "process_cpu_time"):
         steps = steps_after_warmup(run)
         if own.scope == "process" and not steps.is_empty():
-            seen = growth_windows(own, float(steps["t0_ns"][0]), float(steps["t1_ns"][-1]), shortest_window_ns(own))
-            read, middle = np.isfinite(seen.rates), (seen.edges_ns[1:] + seen.edges_ns[:-1]) / 2
-            return Series("trainer", own.source, own.refresh_ns, middle[read], seen.rates[read], np.empty((0, 2)))
+            windows = growth_windows(own, float(steps["t0_ns"][0]), float(steps["t1_ns"][-1]), shortest_window_ns(own))
+            read, middle = np.isfinite(windows.rates), (windows.edges_ns[1:] + windows.edges_ns[:-1]) / 2
+            return Series("trainer", own.source, own.refresh_ns, middle[read], windows.rates[read], np.empty((0, 2)))
     return None

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.errors import UsageError
 from stepscope.experiments.breakdown import Breakdown
-from stepscope.experiments.engine import DATA, DEVICE, SIMULATE, THREADS, StudyRequest, check_device, pinned_data
+from stepscope.experiments.engine import (
+    DATA,
+    DEVICE,
+    SIMULATE,
+    THREADS,
+    TIME_LIMIT,
+    StudyRequest,
+    check_device,
+    pinned_data,
+)
 from stepscope.experiments.kernels import Kernels
 from stepscope.experiments.partial import PartialTraining
 from stepscope.request import option
@@ -27,6 +36,7 @@ MOBILENET, RESNET, LENET = "mobilenet-v1", "resnet18", "lenet"
 _TASK = "stepscope.experiments.paper_p744.study:count_heap"
 # Sizes of its convolutions: 32 channels in and out, images of 256 x 256; batches of 4 (inference) and 32 (training).
 _CONVOLUTIONS: Mapping[str, Any] = {"ops": ("conv",), "kernel": (1, 3, 5, 7, 9, 11), "channels": (32,), "sizes": (256,)}
+_LONG_TRAINING_S = 6 * 3600.0
 _BATCHES = {"hour": (1, 4, 32), "night": (1, 2, 4, 8, 16, 32)}
 
 
@@ -55,12 +65,15 @@ class PaperP744(StudyRequest):
     seeds: int = option(5, "Trainings of each way of training a part.", least=1, most=100)
     seed: int = option(0, "Seed of the order of runs and of the trainings.")
     seconds: float = option(0.2, "Seconds for each part of a convolution.", above=0, unit="s", example="0.1")
+    time_limit: float | None = option(
+        None, TIME_LIMIT, help="A training that lasts longer is ended. Default: 1h; of ResNet18 in parts 6h."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.plan_ == "dry":
-            for name, given in (("import", self.import_), ("data", self.data)):
-                if given is not None:
+            for name, value in (("import", self.import_), ("data", self.data)):
+                if value is not None:
                     raise UsageError(f"--{name} belongs to a plan that measures", "add --plan hour, or leave it out")
 
     @property
@@ -74,7 +87,7 @@ class PaperP744(StudyRequest):
         """Figure 1: the time of operators of the two networks."""
         return Breakdown(
             models=("mobilenet-v1-c32", "resnet18-c32"), repeats=3, threads=self.threads, device=self.device,
-            simulate=self.simulate, seed=self.seed,
+            simulate=self.simulate, seed=self.seed, time_limit=self.time_limit,
         )  # fmt: skip
 
     @property
@@ -88,8 +101,8 @@ class PaperP744(StudyRequest):
     def partial_requests(self) -> dict[str, PartialTraining]:
         """Figures 10 to 12 by name: LeNet with the project's settings, transfer, and with the plan "night" ResNet18."""
         shared: dict[str, Any] = {"threads": self.threads, "device": self.device}
-        shared |= {"simulate": self.simulate, "seeds": self.seeds}
-        found = {
+        shared |= {"simulate": self.simulate, "seeds": self.seeds, "time_limit": self.time_limit}
+        requests = {
             "figure-10": PartialTraining(preset="second-paper", **shared),
             "figure-12": PartialTraining(
                 pretrained=True, data="mnist-5k", ways=("all", "filters", "layers", "last"), fractions=(0.2, 0.6),
@@ -97,11 +110,11 @@ class PaperP744(StudyRequest):
             ),
         }  # fmt: skip
         if self.plan_ == "night":
-            found["figure-11"] = PartialTraining(
+            requests["figure-11"] = PartialTraining(
                 workload="resnet18-c32", ways=("all", "filters", "cumulative", "layers"), fractions=(0.2, 0.4),
-                data=self.data, time_limit=6 * 3600.0, **shared,
+                data=self.data, **{**shared, "time_limit": self.time_limit or _LONG_TRAINING_S},
             )  # fmt: skip
-        return found
+        return requests
 
     def checked(self) -> StudyRequest:
         check_device(self.device)
@@ -124,7 +137,7 @@ class PaperP744(StudyRequest):
                 **self.partial_requests,
             }
             parts |= {name: request.checked().plan() for name, request in studies.items()}
-        return joined_plan(parts, lambda found: project_findings(self, found))
+        return joined_plan(parts, lambda findings: project_findings(self, findings))
 
     def points(self) -> list[Point]:
         """Return a point for each network: its dry runs."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -28,25 +29,24 @@ def count_heap(orders: Mapping[str, Any]) -> dict[str, Any]:
     `live` and `allocated` are lists of [call site, holder, bytes]; the call site is the operator that allocated, by
     family. `over_step` has [allocations since the step began, call site, bytes] at most 200 instants.
     """
-
     job, hidden = workload_job(workloads.find(orders["workload"])), Workspaces(this_platform())
-    found: dict[str, Any] = {}
+    heaps: dict[str, Any] = {}
     for kind, of in ((TRAINING, job), (INFERENCE, inference_job(job))):
         try:
             events = dry_run(of, orders["batch"], hidden).events()
         except DryRunStopped as stopped:
             return {"status": "refused", "reason": f"fake tensors stopped at {stopped}"}
-        found[kind] = _heap_of(events)
-    return found
+        heaps[kind] = _heap_of(events)
+    return heaps
 
 
 def _heap_of(events: pl.DataFrame) -> dict[str, Any]:
     rows = events_of_device(events)
-    made = rows.filter(pl.col("bytes") > 0).unique("tensor", keep="first")
-    sites = {op: op_family(op) for op in made["op"].unique() if op is not None}
+    allocations = rows.filter(pl.col("bytes") > 0).unique("tensor", keep="first")
+    sites = {op: op_family(op) for op in allocations["op"].unique() if op is not None}
     built = pl.col("op").is_null() | pl.col("category").is_in(("parameter", "buffer", "input"))
     site = pl.when(built).then(pl.lit(_BUILT)).otherwise(pl.col("op").replace_strict(sites, default=_BUILT))
-    rows = rows.join(made.select("tensor", site.alias("site")), on="tensor", maintain_order="left")
+    rows = rows.join(allocations.select("tensor", site.alias("site")), on="tensor", maintain_order="left")
     live = rows["bytes"].cum_sum()
     at = int(live.arg_max() or 0)
     tensors = live_tensors(rows[: at + 1]).join(rows.select("tensor", "site").unique("tensor"), on="tensor")
@@ -78,8 +78,8 @@ def _over_step(rows: pl.DataFrame, own: pl.Expr) -> list[list[Any]]:
     series = rows.select("step", pl.col("bytes").cum_sum().alias("live"), *by_site).filter(own).with_row_index("at")
     width = -(-len(series) // _INSTANTS)
     stretch = (pl.col("at") // width).alias("stretch")
-    kept = series.group_by(stretch, maintain_order=True).agg(pl.all().sort_by("live").last())
-    long = kept.select("at", *sites).unpivot(sites, index="at", variable_name="site", value_name="bytes")
+    instants = series.group_by(stretch, maintain_order=True).agg(pl.all().sort_by("live").last())
+    long = instants.select("at", *sites).unpivot(sites, index="at", variable_name="site", value_name="bytes")
     return [list(row) for row in long.iter_rows()]
 
 
@@ -105,10 +105,10 @@ def _site_table(heaps: Sequence[tuple[str, str, Mapping[str, Any]]]) -> ResultTa
         live, allocated = sum_by_site(heap["live"]), sum_by_site(heap["allocated"])
         whole, churn = sum(live.values()), sum(allocated.values())
         for site in sorted({*live, *allocated}, key=lambda name: (-live.get(name, 0), -allocated.get(name, 0))):
-            size, made = live.get(site, 0), allocated.get(site, 0)
-            if max(size / whole, made / churn) < _SHOWN:
+            size, churned = live.get(site, 0), allocated.get(site, 0)
+            if max(size / whole, churned / churn) < _SHOWN:
                 continue
-            rows.append((network, kind, site, size / 1e6, 100 * size / whole, made / 1e6, 100 * made / churn))
+            rows.append((network, kind, site, size / 1e6, 100 * size / whole, churned / 1e6, 100 * churned / churn))
     columns = ("network", "mode", "call site", _AT_PEAK, "% of peak", _ALLOCATED, "% of allocated")
     note = "The call site is the operator that allocates, as massif sees it; all that a step allocates is beside it. "
     note += f"Those below {_SHOWN:.1%} of both are omitted."
@@ -118,11 +118,11 @@ def _site_table(heaps: Sequence[tuple[str, str, Mapping[str, Any]]]) -> ResultTa
 def _holder_table(heaps: Sequence[tuple[str, str, Mapping[str, Any]]]) -> ResultTable:
     rows: list[tuple[Value, ...]] = []
     for network, kind, heap in heaps:
-        held: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for _, holder, size in heap["live"]:
-            held[holder] = held.get(holder, 0) + size
+            sizes[holder] = sizes.get(holder, 0) + size
         rows += [
-            (network, kind, category_label(name), size / 1e6, 100 * size / heap["peak"]) for name, size in held.items()
+            (network, kind, category_label(name), size / 1e6, 100 * size / heap["peak"]) for name, size in sizes.items()
         ]
         rows.append((network, kind, "whole peak", heap["peak"] / 1e6, 100.0))
     columns = ("network", "mode", "category", _AT_PEAK, "%")
@@ -132,10 +132,10 @@ def _holder_table(heaps: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Result
 
 def sum_by_site(sums: Sequence[Sequence[Any]]) -> dict[str, int]:
     """Bytes by call site, of the lists that `count_heap` returns."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for site, _, size in sums:
-        found[site] = found.get(site, 0) + size
-    return found
+        sizes[site] = sizes.get(site, 0) + size
+    return sizes
 
 
 def _heap_answer(counted: Mapping[str, Mapping[str, Any]]) -> str:
@@ -158,29 +158,29 @@ class Judgement:
 
 _MODEST = 30  # % of memory
 _COUNTED = 4  # of two networks each in training and in inference
-HOLDS, FAILS, OPEN, UNMEASURED = "holds", "does not hold", "cannot tell", "not measured"
+HOLDS, FAILS, OPEN, UNMEASURED = _VERDICTS = "holds", "does not hold", "cannot tell", "not measured"
 _TITLE = "The 2020 project P744 on this device"
 
 
-def project_findings(request: PaperP744, found: Mapping[str, Findings]) -> Findings:
+def project_findings(request: PaperP744, findings: Mapping[str, Findings]) -> Findings:
     """Join the findings of all parts, and judge the project's statements by their tables."""
-    parts = [*_judge_heap(found["heap"]), *_judge_operators(request, found)]
-    parts += [*_judge_convolutions(found), *_judge_partial(request, found)]
-    rows = tuple((made.where, made.says, made.printed, made.verdict, made.because) for made in parts)
+    parts = [*_judge_heap(findings["heap"]), *_judge_operators(request, findings)]
+    parts += [*_judge_convolutions(findings), *_judge_partial(request, findings)]
+    rows = tuple(astuple(judgement) for judgement in parts)
     columns = ("of it", "the project says", "it printed", "here", "because")
     note = "What it printed is from its text; its pictures were not measured. Verdicts follow from the tables below."
     tables = [ResultTable("statements", "What the project says, and this device", columns, rows, note)]
     notes: list[str] = []
     frames: dict[str, pl.DataFrame] = {}
-    for name, part in found.items():
+    for name, part in findings.items():
         prefix = "" if name == "heap" else f"{name}-"
         heading = "" if name == "heap" else f"{_HEADINGS[name]}: "
         tables += [replace(t, name=f"{prefix}{t.name}", title=f"{heading}{t.title}") for t in part.tables]
         notes += [f"{heading}{note}" for note in part.notes]
         frames |= {f"{prefix}{frame}": rows for frame, rows in part.frames.items()}
-    counts = {verdict: sum(made.verdict == verdict for made in parts) for verdict in (HOLDS, FAILS, OPEN, UNMEASURED)}
-    words = ", ".join(f"{verdict}: {count}" for verdict, count in counts.items() if count)
-    answer = f"{len(parts)} statements of the project ({words}). {found['heap'].answer}"
+    counts = Counter(judgement.verdict for judgement in parts)
+    words = ", ".join(f"{verdict}: {counts[verdict]}" for verdict in _VERDICTS if counts[verdict])
+    answer = f"{len(parts)} statements of the project ({words}). {findings['heap'].answer}"
     if request.small or request.batch != 32:
         here = f"{'32 x 32' if request.small else '224 x 224'} in batches of {request.batch}"
         notes.append(f"the heap is of {here}, the project's of 224 x 224 in 32: which network holds more may differ")
@@ -241,25 +241,25 @@ def _judge_site_rank(
             order = sorted((site for site in of if of[site] > 0), key=lambda site: -of[site])
             others.append(f"{', '.join(key)}: {order[place] if len(order) > place else 'nothing'}")
         ties += [f"{', '.join(key)}: as much as {site}" for site in of if site != name and of[site] == own > 0]
-    known = [f"in each of {len(sizes)} (network and kind of step)", *ties]
+    reasons = [f"in each of {len(sizes)} (network and kind of step)", *ties]
     verdict = FAILS if others else HOLDS if len(sizes) == _COUNTED else OPEN
-    return Judgement(where, says, "", verdict, "; ".join(others or known))
+    return Judgement(where, says, "", verdict, "; ".join(others or reasons))
 
 
-def _judge_operators(request: PaperP744, found: Mapping[str, Findings]) -> Iterator[Judgement]:
+def _judge_operators(request: PaperP744, findings: Mapping[str, Findings]) -> Iterator[Judgement]:
     says, printed = "convolution takes at least twice the time of the next operator", "factor 2 (figure 1)"
     on_gpu = "" if request.device == "cpu" else "operators are timed on the CPU, which only launches them here"
-    rows = [] if on_gpu else _table_rows(found.get("figure-1"), "time")
+    rows = [] if on_gpu else _table_rows(findings.get("figure-1"), "time")
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if (row["model"], row["mode"]) == (model, TRAINING)]
-        times = {row["operator"]: _estimate(row, "ms a step") for row in own if row["operator"] in OPERATORS}
+        times = {row["operator"]: _value_and_interval(row, "ms a step") for row in own if row["operator"] in OPERATORS}
         if "convolution" not in times or len(times) < 2:
             continue
         second = max((name for name in times if name != "convolution"), key=lambda name: times[name][0])
         verdict, ratio = _judge_time_ratio(times["convolution"], times[second], 2.0)
         yield Judgement("figure 1", f"{model}: {says}", printed, verdict, f"{ratio} of {second}")
     if not rows:
-        yield Judgement("figure 1", says, printed, UNMEASURED, on_gpu or _why(found, "figure-1"))
+        yield Judgement("figure 1", says, printed, UNMEASURED, on_gpu or _why_unmeasured(findings, "figure-1"))
 
 
 def _judge_time_ratio(above: Sequence[Any], below: Sequence[Any], least: float) -> tuple[str, str]:
@@ -272,28 +272,26 @@ def _judge_time_ratio(above: Sequence[Any], below: Sequence[Any], least: float) 
     return (HOLDS if low >= least else FAILS if high < least else OPEN), f"{text} the time"
 
 
-def _judge_convolutions(found: Mapping[str, Findings]) -> Iterator[Judgement]:
+def _judge_convolutions(findings: Mapping[str, Findings]) -> Iterator[Judgement]:
     """Judge the statements of figures 7 to 9, by the times along each axis and the table of 5x5 with 3x3."""
-    part = found.get("figures-7-to-9")
+    part = findings.get("figures-7-to-9")
     axes = None if part is None else part.frames.get("axes")
     says = "a kernel beyond 5x5 is penalised: a useful FLOP of 7x7 takes longer than of 5x5"
     if part is None or axes is None:
-        why = _why(found, "figures-7-to-9")
+        why = _why_unmeasured(findings, "figures-7-to-9")
         for where, what in (("figure 7", says), ("figure 7", _FIVE_THREE), ("figures 8, 9", _BATCH)):
             yield Judgement(where, what, "", UNMEASURED, why)
         return
     for which, batch, name in (("forward", 4, INFERENCE), ("forward and both", 32, TRAINING)):
-        line = _line(axes, "kernel", which, f"batch {batch}, channels 32, size 256")
+        line = _time_per_flop_along_axis(axes, "kernel", which, f"batch {batch}, channels 32, size 256")
         what = f"{name}, batch {batch}: {says}"
-        if {5, 7} <= set(line):
-            verdict, ratio = _judge_time_ratio(line[7], line[5], 1.0)
-            yield Judgement("figure 7", what, "steeper from 5 to 7", verdict, ratio)
-        else:
-            yield Judgement("figure 7", what, "steeper from 5 to 7", UNMEASURED, "7x7 or 5x5 was not timed")
+        both = {5, 7} <= set(line)
+        verdict, why = _judge_time_ratio(line[7], line[5], 1.0) if both else (UNMEASURED, "7x7 or 5x5 was not timed")
+        yield Judgement("figure 7", what, "steeper from 5 to 7", verdict, why)
     for row in _table_rows(part, "five-three"):
         printed = "less on the Jetson, less so on a P100"
         source, where, which = row["source"], row["where"], row["part"]
-        ratio, low, high = _estimate(row, "(5x5 + 3x3) / 7x7")
+        ratio, low, high = _value_and_interval(row, "(5x5 + 3x3) / 7x7")
         if source == HERE and which not in ("forward", "forward and both"):  # its inference and its training
             continue
         text = f"{ratio:.3g}" if low is None else f"{ratio:.3g} [{low:.3g}, {high:.3g}]"
@@ -301,22 +299,23 @@ def _judge_convolutions(found: Mapping[str, Findings]) -> Iterator[Judgement]:
         yield Judgement("figure 7", f"{source}, {where}, {which}: {_FIVE_THREE}", printed, verdict, f"{text} of 7x7")
     for side in (3, 5, 7):
         for which, name in (("forward", INFERENCE), ("forward and both", TRAINING)):
-            line = _line(axes, "batch", which, f"kernel {side}, channels 32, size 256")
+            line = _time_per_flop_along_axis(axes, "batch", which, f"kernel {side}, channels 32, size 256")
             if len(line) < 2:
                 continue
             few, many = min(line), max(line)
             verdict, ratio = _judge_time_ratio(line[few], line[many], 1.05)
             what = f"{side}x{side}, {name}: {_BATCH}"
-            yield Judgement(
-                "figures 8, 9", what, "yes on the GPU, no on the CPU", verdict, f"batch {few}: {ratio} of batch {many}"
-            )
+            why = f"batch {few}: {ratio} of batch {many}"
+            yield Judgement("figures 8, 9", what, "yes on the GPU, no on the CPU", verdict, why)
 
 
 _FIVE_THREE = "a 5x5 and then a 3x3 take less time than a 7x7"
 _BATCH = "a larger batch takes at least 5 % less time an image"
 
 
-def _line(axes: pl.DataFrame, axis: str, part: str, beside: str) -> dict[int, tuple[float, float | None, float | None]]:
+def _time_per_flop_along_axis(
+    axes: pl.DataFrame, axis: str, part: str, beside: str
+) -> dict[int, tuple[float, float | None, float | None]]:
     """ps for a useful FLOP, low and high along an axis of this device's convolutions, by the place on it."""
     rows = axes.filter(
         (pl.col("source") == HERE) & (pl.col("axis") == axis) & (pl.col("part") == part) & (pl.col("beside") == beside)
@@ -328,15 +327,15 @@ def _line(axes: pl.DataFrame, axis: str, part: str, beside: str) -> dict[int, tu
     }
 
 
-def _judge_partial(request: PaperP744, found: Mapping[str, Findings]) -> Iterator[Judgement]:
+def _judge_partial(request: PaperP744, findings: Mapping[str, Findings]) -> Iterator[Judgement]:
     """Judge the statements of figures 10 to 12, by the tables of accuracy and of savings."""
-    easy, way = found.get("figure-10"), "filters 60 %"
+    easy, way = findings.get("figure-10"), "filters 60 %"
     where, says = "figure 10", "LeNet: training 60 % of the filters"
     if _table_rows(easy, "ways"):
         yield _judge_loss(easy, where, f"{says} loses little accuracy", "2 to 3 points", way, 5.0)
         savings = {row["way"]: row for row in _table_rows(easy, "savings")}
         if {"all", way} <= set(savings):
-            whole, own = (_estimate(savings[name], "ms a step") for name in ("all", way))
+            whole, own = (_value_and_interval(savings[name], "ms a step") for name in ("all", way))
             verdict, ratio = _judge_time_ratio(whole, own, 2.0)
             yield Judgement(where, f"{says} takes at most half of the time", "", verdict, f"training all takes {ratio}")
             saved = savings[way]["of peak saved %"]
@@ -345,12 +344,14 @@ def _judge_partial(request: PaperP744, found: Mapping[str, Findings]) -> Iterato
                 because = f"{round(saved, 1) + 0:g} % of the peak of live tensors, bar {_MODEST} %"
                 yield Judgement(where, f"{says} saves only little memory", "14 %", verdict, because)
     else:
-        yield Judgement(where, f"{says} loses little accuracy", "2 to 3 points", UNMEASURED, _why(found, "figure-10"))
+        yield Judgement(
+            where, f"{says} loses little accuracy", "2 to 3 points", UNMEASURED, _why_unmeasured(findings, "figure-10")
+        )
     for name, where, subject, printed in (
         ("figure-11", "figure 11", "ResNet18: training 20 or 40 % of the filters loses much", "10 to 15 points"),
         ("figure-12", "figure 12", "transfer: training 20 or 60 % of the filters loses much", "a significant drop"),
     ):
-        part = found.get(name)
+        part = findings.get(name)
         ways = [row["way"] for row in _table_rows(part, "ways") if row["way"].startswith(("filters", "cumulative"))]
         for way in ways:
             as_is = "as its code does" if way.startswith("cumulative") else "as it describes"
@@ -359,7 +360,7 @@ def _judge_partial(request: PaperP744, found: Mapping[str, Findings]) -> Iterato
             yield replace(loss, verdict=opposite)
         if not ways:
             longer = "--plan night trains it" if name == "figure-11" and request.plan_ != "night" else ""
-            yield Judgement(where, subject, printed, UNMEASURED, longer or _why(found, name))
+            yield Judgement(where, subject, printed, UNMEASURED, longer or _why_unmeasured(findings, name))
 
 
 def _judge_loss(part: Findings | None, where: str, says: str, printed: str, way: str, little: float) -> Judgement:
@@ -367,7 +368,7 @@ def _judge_loss(part: Findings | None, where: str, says: str, printed: str, way:
 
     The interval is the widest that those of the two accuracies allow.
     """
-    ways = {row["way"]: _estimate(row, "accuracy %") for row in _table_rows(part, "ways")}
+    ways = {row["way"]: _value_and_interval(row, "accuracy %") for row in _table_rows(part, "ways")}
     data = next((note for note in part.notes if note.startswith("data: ")), "") if part is not None else ""
     if way not in ways or "all" not in ways:
         return Judgement(where, says, printed, UNMEASURED, "no training of it ended well")
@@ -377,9 +378,8 @@ def _judge_loss(part: Findings | None, where: str, says: str, printed: str, way:
         return Judgement(where, says, printed, OPEN, f"{lost:.3g} points (one seed gives no CI); {data}")
     low, high = whole[1] - own[2], whole[2] - own[1]
     verdict = HOLDS if high <= little else FAILS if low > little else OPEN
-    return Judgement(
-        where, says, printed, verdict, f"{lost:.3g} points [{low:.3g}, {high:.3g}], bar {little:g}; {data}"
-    )
+    why = f"{lost:.3g} points [{low:.3g}, {high:.3g}], bar {little:g}; {data}"
+    return Judgement(where, says, printed, verdict, why)
 
 
 def _table_rows(part: Findings | None, name: str) -> list[dict[str, Any]]:
@@ -388,12 +388,12 @@ def _table_rows(part: Findings | None, name: str) -> list[dict[str, Any]]:
     return [dict(zip(table.columns, row, strict=True)) for table in tables if table.name == name for row in table.rows]
 
 
-def _estimate(row: Mapping[str, Any], column: str) -> tuple[Any, Any, Any]:
+def _value_and_interval(row: Mapping[str, Any], column: str) -> tuple[Any, Any, Any]:
     """Return the value of a column with the bounds of its CI, in the columns "low" and "high"."""
     return row[column], row["low"], row["high"]
 
 
-def _why(found: Mapping[str, Findings], name: str) -> str:
-    if name not in found:
+def _why_unmeasured(findings: Mapping[str, Findings], name: str) -> str:
+    if name not in findings:
         return "--plan hour measures it"
-    return found[name].notes[0] if found[name].notes else "nothing of it could be measured"
+    return findings[name].notes[0] if findings[name].notes else "nothing of it could be measured"

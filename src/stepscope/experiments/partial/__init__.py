@@ -15,11 +15,13 @@ from stepscope.errors import UsageError
 from stepscope.experiments.engine import (
     ANY_DEVICE,
     DATA,
+    DEFAULT_TIME_LIMIT_S,
     LEARNING_RATE,
     LOOKED_AT,
     OWN_OPTIMIZER,
     SIMULATE,
     TEST_SAMPLES,
+    TIME_LIMIT,
     StudyRequest,
     check_classifier,
     pinned_data,
@@ -36,7 +38,6 @@ SECOND_PAPER: Mapping[str, Any] = {
     "ways": ("all", "filters", "cumulative"), "fractions": (0.2, 0.6),
 }  # fmt: skip
 PRESETS: Mapping[str, Mapping[str, Any]] = {"second-paper": SECOND_PAPER}
-MOST_SEEDS = 100
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class PartialTraining(StudyRequest):
     checkpoint: Path | None = option(None, "Begin with these weights: a file of plain tensors.")
     pretrained: bool = option(False, "Begin with the weights that ship for this workload, of other pictures.")
     preset: str | None = option(None, "second-paper: the settings of the known points.", choices=PRESETS)
-    seeds: int = option(5, "Trainings of each way: 5 (--quick: 2).", least=1, most=MOST_SEEDS, quick=2)
+    seeds: int = option(5, "Trainings of each way: 5 (--quick: 2).", least=1, most=100, quick=2)
     steps: int | None = option(None, "Steps of a training, instead of epochs.", least=1, example="100")
     epochs: int = option(5, "Epochs of a training: 5 (--quick: 1).", least=1, quick=1)
     batch: int | None = option(None, "Batch size. Default: the workload's own.", least=1, example="16")
@@ -77,9 +78,7 @@ class PartialTraining(StudyRequest):
     device: str = option("cpu", ANY_DEVICE)
     threads: int | None = option(None, "Threads. Default: torch's choice.", least=1, most=1024, example="4")
     simulate: str | None = option(None, SIMULATE)
-    time_limit: float = option(
-        3600.0, "Seconds that one training may take.", above=0, unit="s", example="1h"
-    )  # fmt: skip
+    time_limit: float = option(DEFAULT_TIME_LIMIT_S, TIME_LIMIT)
     quick: bool = option(False, "Two seeds, one epoch, 60 % alone.", stored=False)
     checkpoint_sha256: str | None = option(None, "SHA-256 of the checkpoint, once it has been read.", typed=False)
 
@@ -103,8 +102,8 @@ class PartialTraining(StudyRequest):
             object.__setattr__(self, name, value)
 
     def _is_unset_or_equal(self, name: str, value: Any) -> bool:
-        given = getattr(self, name)
-        return given is None or parameters(type(self))[name].parse(given) == value
+        setting = getattr(self, name)
+        return setting is None or parameters(type(self))[name].parse(setting) == value
 
     def checked(self) -> StudyRequest:
         check_classifier(self.workload, self.optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,37 +23,41 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class TrainedParameters:
-    """Parameters that are trained, by name; of those in `held`, the filters of these numbers are not."""
+    """Parameters that are trained, by name; of those in `frozen_filters`, the filters of these numbers are not."""
 
     trained: frozenset[str]
-    held: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    frozen_filters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def share(self, model: nn.Module) -> float:
         """Part of the model's numbers that this trains, 0 to 1."""
         sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-        rows = {name: len(parameter) for name, parameter in model.named_parameters() if name in self.held}
-        kept = sum(sizes[name] * (1 - len(self.held.get(name, ())) / rows.get(name, 1)) for name in self.trained)
-        return kept / sum(sizes.values())
+        rows = {name: len(parameter) for name, parameter in model.named_parameters() if name in self.frozen_filters}
+        trained = (sizes[name] * self._trained_rows(name, rows.get(name, 1)) for name in self.trained)
+        return sum(trained) / sum(sizes.values())
+
+    def _trained_rows(self, name: str, rows: int) -> float:
+        """Part of the rows of a parameter that this trains."""
+        return 1 - len(self.frozen_filters.get(name, ())) / rows
 
 
 def freeze(model: nn.Module, choice: TrainedParameters) -> None:
     """Require gradients of the trained parameters only; drop the gradients of the others."""
     for name, parameter in model.named_parameters():
-        wanted = name in choice.trained
-        if parameter.requires_grad != wanted:
-            parameter.requires_grad_(wanted)
-        if not wanted:
+        is_trained = name in choice.trained
+        if parameter.requires_grad != is_trained:
+            parameter.requires_grad_(is_trained)
+        if not is_trained:
             parameter.grad = None
 
 
 @contextlib.contextmanager
 def freeze_filters(model: nn.Module, optimizers: tuple[Optimizer, ...], choice: TrainedParameters) -> Iterator[None]:
-    """The filters that are held stay as they are in every update that is made inside."""
-    if not choice.held:
+    """The frozen filters stay as they are in every update that is made inside."""
+    if not choice.frozen_filters:
         yield
         return
     named = dict(model.named_parameters())
-    pairs = [(named[name], torch.tensor(rows)) for name, rows in choice.held.items()]
+    pairs = [(named[name], torch.tensor(rows)) for name, rows in choice.frozen_filters.items()]
     owner = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     handles = []
     for optimizer in optimizers:
@@ -68,18 +73,18 @@ def freeze_filters(model: nn.Module, optimizers: tuple[Optimizer, ...], choice: 
 def _register_filter_hooks(
     optimizer: Optimizer, own: list[tuple[nn.Parameter, Tensor]]
 ) -> list[torch.utils.hooks.RemovableHandle]:
-    kept: list[tuple[nn.Parameter, Tensor, Tensor]] = []
+    values_before: list[tuple[nn.Parameter, Tensor, Tensor]] = []
 
     def before(*_: object) -> None:
         for parameter, rows in own:
             if parameter.grad is not None:
                 parameter.grad.index_fill_(0, rows, 0)
-            kept.append((parameter, rows, parameter.detach().index_select(0, rows)))
+            values_before.append((parameter, rows, parameter.detach().index_select(0, rows)))
 
     def after(*_: object) -> None:
-        for parameter, rows, values in kept:
+        for parameter, rows, values in values_before:
             parameter.detach().index_copy_(0, rows, values)
-        kept.clear()
+        values_before.clear()
 
     return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
 
@@ -108,8 +113,8 @@ class LoraLayer(nn.Module):
 
 def adaptable_layers(model: nn.Module) -> list[str]:
     """Layers that an adapter can stand beside: plain linear layers and convolutions without groups; not the last."""
-    found = [name for name, module in model.named_modules() if name and _is_exact_layer_type(module)]
-    return found[:-1]
+    layers = [name for name, module in model.named_modules() if name and _is_exact_layer_type(module)]
+    return layers[:-1]
 
 
 def add_adapters(model: nn.Module, rank: int = LORA_RANK) -> None:
@@ -147,12 +152,12 @@ def _adapter(layer: Any, rank: int) -> tuple[nn.Module, nn.Module]:
 
 
 ALL = "all"
-Plan = Callable[[int], TrainedParameters]  # of the number of a step, from 0
+FreezingSchedule = Callable[[int], TrainedParameters]  # of the number of a step, from 0
 
 
 @dataclass(frozen=True)
-class PlanSettings:
-    """Parameters of a plan: the fraction, the steps of the whole training and between two draws, and the seed.
+class ScheduleSettings:
+    """Parameters of a schedule: the fraction, the steps of the whole training and between two draws, and the seed.
 
     gradients: those of one batch for all parameters, by name; computed only where they are asked for.
     """
@@ -166,101 +171,118 @@ class PlanSettings:
 
 @dataclass(frozen=True)
 class TrainingMethod:
-    """drawn: chooses anew; missing: why a model cannot be trained so, null if it can."""
+    """A way to train a part of a model. missing: why a model cannot be trained so, null if it can."""
 
     name: str
     trains: str
     saves: str
-    plan: Callable[[nn.Module, PlanSettings], Plan]
+    schedule: Callable[[nn.Module, ScheduleSettings], FreezingSchedule]
     missing: Callable[[nn.Module], str | None] = lambda model: None
     setup: Callable[[nn.Module], None] = lambda model: None
-    drawn: bool = False
 
 
-def _names(model: nn.Module) -> frozenset[str]:
+def _parameter_names(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, _ in model.named_parameters())
 
 
-def _constant_plan(trained: Iterable[str]) -> Plan:
+def _constant_schedule(trained: Iterable[str]) -> FreezingSchedule:
     choice = TrainedParameters(frozenset(trained))
     return lambda step: choice
 
 
-def _count(fraction: float, of: int) -> int:
+def _schedule_of_draws(terms: ScheduleSettings, choose: Callable[[int], TrainedParameters]) -> FreezingSchedule:
+    """Return the schedule that chooses by the number of the draw, once while that stays."""
+    latest = functools.lru_cache(maxsize=1)(choose)
+    return lambda step: latest(step // terms.draw_every)
+
+
+def _share_count(fraction: float, of: int) -> int:
     """Return this share of so many: rounded down as in the second paper's code, but never none."""
     return max(1, math.floor(fraction * of + 1e-9))
 
 
-def _random_layer_plan(model: nn.Module, terms: PlanSettings) -> Plan:
+def _random_layer_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
     groups = parameters_by_layer(model)
 
-    def plan(step: int) -> TrainedParameters:
-        draw = random.Random(f"{terms.seed}:layers:{step // terms.draw_every}")
-        chosen = draw.sample(list(groups), _count(terms.fraction, len(groups)))
+    def choose(number: int) -> TrainedParameters:
+        draw = random.Random(f"{terms.seed}:layers:{number}")
+        chosen = draw.sample(list(groups), _share_count(terms.fraction, len(groups)))
         return TrainedParameters(frozenset(name for layer in chosen for name in groups[layer]))
 
-    return plan
+    return _schedule_of_draws(terms, choose)
 
 
-def _drawn_filters(model: nn.Module, terms: PlanSettings, number: int) -> dict[str, set[int]]:
+def _drawn_filters(model: nn.Module, terms: ScheduleSettings, number: int) -> dict[str, set[int]]:
     """Return the filters of each convolution that draw `number` freezes."""
     draw = random.Random(f"{terms.seed}:filters:{number}")
     frozen = {}
     for layer in convolution_parameters(model):
         count = len(model.get_submodule(layer).get_parameter("weight"))
-        frozen[layer] = set(range(count)) - set(draw.sample(range(count), _count(terms.fraction, count)))
+        frozen[layer] = set(range(count)) - set(draw.sample(range(count), _share_count(terms.fraction, count)))
     return frozen
 
 
 def _choice_without_filters(model: nn.Module, frozen: dict[str, set[int]]) -> TrainedParameters:
     """Everything but these filters; a convolution that has none left needs no gradient at all."""
     own, named = convolution_parameters(model), dict(model.named_parameters())
-    gone, held = set[str](), {}
+    untrained, frozen_filters = set[str](), {}
     for layer, rows in frozen.items():
         for name in own[layer]:
             if len(rows) == len(named[name]):
-                gone.add(name)
+                untrained.add(name)
             elif rows:
-                held[name] = tuple(sorted(rows))
-    return TrainedParameters(_names(model) - gone, held)
+                frozen_filters[name] = tuple(sorted(rows))
+    return TrainedParameters(_parameter_names(model) - untrained, frozen_filters)
 
 
-def _filter_plan(model: nn.Module, terms: PlanSettings) -> Plan:
-    return lambda step: _choice_without_filters(model, _drawn_filters(model, terms, step // terms.draw_every))
+def _filter_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
+    return _schedule_of_draws(
+        terms, lambda number: _choice_without_filters(model, _drawn_filters(model, terms, number))
+    )
 
 
-def _cumulative_filter_plan(model: nn.Module, terms: PlanSettings) -> Plan:
-    """Every draw freezes more: what was frozen once stays so."""
-    frozen: list[dict[str, set[int]]] = []
+def _cumulative_filter_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
+    """Every draw freezes more: what was frozen once stays so. Steps in order cost a draw each; going back begins anew.
 
-    def plan(step: int) -> TrainedParameters:
-        number = step // terms.draw_every
-        while len(frozen) <= number:
-            drawn = _drawn_filters(model, terms, len(frozen))
-            before = frozen[-1] if frozen else {layer: set[int]() for layer in drawn}
-            frozen.append({layer: before[layer] | rows for layer, rows in drawn.items()})
-        return _choice_without_filters(model, frozen[number])
+    Once every filter that can be is frozen, nothing is drawn any more.
+    """
+    sizes = {layer: len(model.get_submodule(layer).get_parameter("weight")) for layer in convolution_parameters(model)}
+    most = {layer: size if _share_count(terms.fraction, size) < size else 0 for layer, size in sizes.items()}
+    frozen = {layer: set[int]() for layer in sizes}
+    draws, choice = 0, _choice_without_filters(model, frozen)
 
-    return plan
+    def choose(number: int) -> TrainedParameters:
+        nonlocal frozen, draws, choice
+        if number + 1 < draws:
+            frozen, draws = {layer: set[int]() for layer in sizes}, 0
+        before = frozen
+        while draws <= number and any(len(rows) < most[layer] for layer, rows in frozen.items()):
+            frozen = {layer: frozen[layer] | rows for layer, rows in _drawn_filters(model, terms, draws).items()}
+            draws += 1
+        if frozen is not before:
+            choice = _choice_without_filters(model, frozen)
+        return choice
 
-
-def _last_layer_plan(model: nn.Module, terms: PlanSettings) -> Plan:
-    return _constant_plan(list(parameters_by_layer(model).values())[-1])
-
-
-def _bias_plan(model: nn.Module, terms: PlanSettings) -> Plan:
-    return _constant_plan(biases(model))
-
-
-def _batch_norm_plan(model: nn.Module, terms: PlanSettings) -> Plan:
-    return _constant_plan(name for own in batch_norms(model).values() for name in own)
+    return _schedule_of_draws(terms, choose)
 
 
-def _lora_plan(model: nn.Module, terms: PlanSettings) -> Plan:
-    return _constant_plan([*adapter_parameters(model), *list(parameters_by_layer(model).values())[-1]])
+def _last_layer_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
+    return _constant_schedule(list(parameters_by_layer(model).values())[-1])
 
 
-def _sparse_update_plan(model: nn.Module, terms: PlanSettings) -> Plan:
+def _bias_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
+    return _constant_schedule(biases(model))
+
+
+def _batch_norm_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
+    return _constant_schedule(name for own in batch_norms(model).values() for name in own)
+
+
+def _lora_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
+    return _constant_schedule([*adapter_parameters(model), *list(parameters_by_layer(model).values())[-1]])
+
+
+def _sparse_update_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
     """Weights by their squared gradient in one batch over their number of elements, until the fraction is spent.
 
     After J. Lin et al., "On-Device Training Under 256KB Memory", NeurIPS 2022: there the contribution of each tensor is
@@ -277,21 +299,21 @@ def _sparse_update_plan(model: nn.Module, terms: PlanSettings) -> Plan:
             chosen.add(name)
     order = list(named)
     first = min(order.index(name) for name in chosen)
-    return _constant_plan({*chosen, *(name for name in biases(model) if order.index(name) > first)})
+    return _constant_schedule({*chosen, *(name for name in biases(model) if order.index(name) > first)})
 
 
-def _gradual_unfreezing_plan(model: nn.Module, terms: PlanSettings) -> Plan:
+def _gradual_unfreezing_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
     """The last layer first, then one more at equal distances, until all are trained in the last stretch.
 
     After J. Howard and S. Ruder, "Universal Language Model Fine-tuning for Text Classification", ACL 2018.
     """
     groups = list(parameters_by_layer(model).values())
 
-    def plan(step: int) -> TrainedParameters:
+    def schedule(step: int) -> TrainedParameters:
         count = 1 + min(step * len(groups) // max(terms.steps, 1), len(groups) - 1)
         return TrainedParameters(frozenset(name for own in groups[-count:] for name in own))
 
-    return plan
+    return schedule
 
 
 def _no_filters(model: nn.Module) -> str | None:
@@ -314,40 +336,42 @@ _INPUTS = "weight gradients of frozen layers, and everything before the first tr
 WAYS = {
     way.name: way
     for way in (
-        TrainingMethod(ALL, "everything", "nothing", lambda model, terms: _constant_plan(_names(model))),
-        TrainingMethod("layers", "layers drawn anew", _INPUTS, _random_layer_plan, drawn=True),
+        TrainingMethod(ALL, "everything", "nothing", lambda model, terms: _constant_schedule(_parameter_names(model))),
+        TrainingMethod("layers", "layers drawn anew", _INPUTS, _random_layer_schedule),
         TrainingMethod(
             "filters",
             "filters of each convolution drawn anew, other layers whole",
             "nothing: the gradient of a weight is one operator, and a mask comes after it",
-            _filter_plan,
+            _filter_schedule,
             _no_filters,
-            drawn=True,
         ),
         TrainingMethod(
             "cumulative",
             "as filters, but what was frozen once stays frozen: what the second paper's code does",
             "like filters at first; once all filters of a layer are frozen, its weight gradient",
-            _cumulative_filter_plan,
+            _cumulative_filter_schedule,
             _no_filters,
-            drawn=True,
         ),
-        TrainingMethod("last", "the last layer", "all backward work below the last layer", _last_layer_plan),
+        TrainingMethod("last", "the last layer", "all backward work below the last layer", _last_layer_schedule),
         TrainingMethod(
-            "bias", "biases of layers with weights", "weight gradients; not the input gradients", _bias_plan, _no_biases
+            "bias",
+            "biases of layers with weights",
+            "weight gradients; not the input gradients",
+            _bias_schedule,
+            _no_biases,
         ),
         TrainingMethod(
             "batch-norm",
             "scale and shift of batch normalisation",
             "weight gradients of all other layers",
-            _batch_norm_plan,
+            _batch_norm_schedule,
             _no_batch_norm,
         ),
         TrainingMethod(
             "lora",
             f"adapters of rank {LORA_RANK} beside frozen layers, and the last layer",
             "weight gradients of frozen layers; the adapters add work of their own",
-            _lora_plan,
+            _lora_schedule,
             _why_not_adaptable,
             add_adapters,
         ),
@@ -355,13 +379,13 @@ WAYS = {
             "sparse",
             "the last layer, and whole weights by their gradients until the fraction of all numbers is spent",
             _INPUTS,
-            _sparse_update_plan,
+            _sparse_update_schedule,
         ),
         TrainingMethod(
             "gradual",
             "the last layer first, then one more at equal distances",
             f"early on: {_INPUTS}",
-            _gradual_unfreezing_plan,
+            _gradual_unfreezing_schedule,
         ),
     )
 }
@@ -372,17 +396,17 @@ Layers = dict[str, tuple[str, ...]]
 
 def parameters_by_layer(model: nn.Module) -> Layers:
     """Names of the parameters of each layer by the layer's name; a parameter that layers share counts once."""
-    seen: set[int] = set()
-    found: Layers = {}
+    counted: set[int] = set()
+    layers: Layers = {}
     for name, module in model.named_modules():
         own = []
         for short, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
+            if id(parameter) not in counted:
+                counted.add(id(parameter))
                 own.append(f"{name}.{short}" if name else short)
         if own:
-            found[name] = tuple(own)
-    return found
+            layers[name] = tuple(own)
+    return layers
 
 
 def parameters_of(model: nn.Module, kinds: type[nn.Module] | tuple[type[nn.Module], ...]) -> Layers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import polars as pl
 
 from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.results import Findings, ResultTable, Value
+from stepscope.experiments.engine import TEST_SAMPLES
 from stepscope.experiments.engine.engine import (
     AMOUNT,
     SHARE,
@@ -22,6 +23,7 @@ from stepscope.experiments.engine.engine import (
     evaluated_samples_text,
     load_notes,
     mean_of,
+    mean_of_all,
     plan_of_seeds,
     split_trained_and_failed,
     value_and_bounds,
@@ -52,24 +54,37 @@ class PartialSetting:
 
 def partial_settings(request: PartialTraining) -> list[PartialSetting]:
     """Return the settings in the requested order. 100 % of anything is replaced by the training of all."""
-    found = []
+    settings = []
     for way in request.ways:
         if way not in FRACTIONAL:
-            found.append(PartialSetting(way, 1.0))
+            settings.append(PartialSetting(way, 1.0))
             continue
-        found += [
+        settings += [
             PartialSetting(way, fraction) if fraction < 1 else PartialSetting("all", 1.0)
             for fraction in request.fractions
         ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(settings))
 
 
-_LESSON_FIELDS = frozenset(
-    (
-        "each", "steps", "epochs", "batch", "optimizer", "lr", "data", "device", "transfer", "classes", "checkpoint",
-        "pretrained", "test_samples",
-    )
-)  # fmt: skip
+@dataclass(frozen=True)
+class PartialTrainingOrders:
+    """The part of a request that the process of some trainings gets; the fields that a training depends on."""
+
+    way: str
+    fraction: float
+    each: str
+    steps: int | None
+    epochs: int
+    batch: int | None
+    optimizer: str | None
+    lr: float | None
+    data: str | None
+    device: str
+    transfer: bool
+    classes: tuple[int, ...]
+    checkpoint: str | None
+    pretrained: bool = False
+    test_samples: int = TEST_SAMPLES
 
 
 # The second paper's code (github.com/dereklh4/project_744) masks the filters of LeNet's convolutions and never thaws
@@ -90,7 +105,7 @@ POINTS: Mapping[tuple[str, float], tuple[float, ...]] = {
 def partial_plan(request: PartialTraining) -> Plan:
     """Train a workload in parts, with every seed. UsageError where no training came about, with the reason."""
     stored = request.to_dict()
-    shared = {name: stored[name] for name in sorted(_LESSON_FIELDS)} | {"classes": tuple(stored["classes"])}
+    shared = {field.name: stored[field.name] for field in fields(PartialTrainingOrders) if field.name in stored}
 
     def orders(setting: PartialSetting) -> Mapping[str, Any]:
         return {"lesson": {**shared, "way": setting.way, "fraction": setting.fraction}}
@@ -113,8 +128,8 @@ def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], reques
     tables += [before] if before is not None else []
     tables += [reference_table(outcomes)] if request.preset else []
     tables += failures
-    made = {setting.way for setting in partial_settings(request)}
-    meaning = tuple((name, way.trains, way.saves) for name, way in WAYS.items() if name in made)
+    ways = {setting.way for setting in partial_settings(request)}
+    meaning = tuple((name, way.trains, way.saves) for name, way in WAYS.items() if name in ways)
     return Findings(
         title=f"Training only a part of {request.workload}",
         answer=_answer(outcomes),
@@ -127,19 +142,19 @@ def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], reques
 def _answer(outcomes: Sequence[SettingOutcome]) -> str:
     """Return what all of it gives, and the parts that nothing beats in time or memory."""
     whole = next((outcome for outcome in outcomes if outcome.setting.way == "all"), None)
-    said = [] if whole is None else [f"Training all gives {_accuracy(whole)} in {whole.time_s.value:.3g} s."]
+    sentences = [] if whole is None else [f"Training all gives {_accuracy(whole)} in {whole.time_s.value:.3g} s."]
     for cost, word in (("time_s", "time"), ("peak_mb", "memory")):
         names = [outcome for outcome in outcomes if outcome.setting.name in pareto_front(outcomes, cost)]
         if names:
             listed = ", ".join(f"{name.setting.name} ({name.accuracy.value:.1f} %)" for name in names)
             unsure = maybe_unbeaten(outcomes, cost) if names[0].accuracy.low is not None else []
             others = f"; by the intervals perhaps also {', '.join(unsure)}" if unsure else ""
-            said.append(f"For its {word} unbeaten: {listed}{others}.")
-    return " ".join(said)
+            sentences.append(f"For its {word} unbeaten: {listed}{others}.")
+    return " ".join(sentences)
 
 
-def _accuracy(found: SettingOutcome) -> str:
-    mean = found.accuracy
+def _accuracy(outcome: SettingOutcome) -> str:
+    mean = outcome.accuracy
     return estimate(mean.value, mean.low, mean.high, "%")
 
 
@@ -158,7 +173,10 @@ def _notes(outcomes: Sequence[SettingOutcome], request: PartialTraining) -> Iter
     if 1.0 in request.fractions and set(FRACTIONAL) & set(request.ways):
         yield "100 % of layers or filters is the same training as all, and is shown as such"
     yield from dict.fromkeys(
-        f"{outcome.setting.name}: {note}" for outcome in outcomes for made in outcome.cells for note in made["notes"]
+        f"{outcome.setting.name}: {note}"
+        for outcome in outcomes
+        for training in outcome.cells
+        for note in training["notes"]
     )
 
 
@@ -166,11 +184,11 @@ Row = tuple[Value, ...]
 COSTS = {"time_s": "training time, s", "energy_j": "energy, J", "peak_mb": "peak of live tensors, MB"}
 
 
-def costs_by_axis(found: SettingOutcome) -> dict[str, Estimate]:
+def costs_by_axis(outcome: SettingOutcome) -> dict[str, Estimate]:
     """Return the cost of a setting by the name of the axis; without those that are not known."""
-    costs = {"time_s": found.time_s, "energy_j": found.energy_j}
-    if found.peak_bytes is not None:
-        costs["peak_mb"] = Estimate(found.peak_bytes / 1e6, None, None)
+    costs = {"time_s": outcome.time_s, "energy_j": outcome.energy_j}
+    if outcome.peak_bytes is not None:
+        costs["peak_mb"] = Estimate(outcome.peak_bytes / 1e6, None, None)
     return {name: mean for name, mean in costs.items() if mean is not None}
 
 
@@ -187,12 +205,12 @@ def pareto_front(outcomes: Sequence[SettingOutcome], cost: str) -> set[str]:
 
 def maybe_unbeaten(outcomes: Sequence[SettingOutcome], cost: str) -> list[str]:
     """Settings that others beat in accuracy and this cost, but none of them beyond the intervals."""
-    known = [outcome for outcome in outcomes if cost in costs_by_axis(outcome)]
+    comparable = [outcome for outcome in outcomes if cost in costs_by_axis(outcome)]
     best = pareto_front(outcomes, cost)
     return [
         own.setting.name
-        for own in known
-        if own.setting.name not in best and not any(_surely_beats(other, own, cost) for other in known)
+        for own in comparable
+        if own.setting.name not in best and not any(_surely_beats(other, own, cost) for other in comparable)
     ]
 
 
@@ -217,12 +235,12 @@ SAVING_COLUMNS = (
 
 
 def way_table(outcomes: Sequence[SettingOutcome], energy_kind: str | None) -> ResultTable:
-    known = [name for name in COSTS if any(name in costs_by_axis(outcome) for outcome in outcomes)]
-    best = {name: pareto_front(outcomes, name) for name in known}
+    cost_names = [name for name in COSTS if any(name in costs_by_axis(outcome) for outcome in outcomes)]
+    best = {name: pareto_front(outcomes, name) for name in cost_names}
     rows: list[Row] = []
     for outcome in outcomes:
         costs = costs_by_axis(outcome)
-        unbeaten_in = ", ".join(name.partition("_")[0] for name in known if outcome.setting.name in best[name])
+        unbeaten_in = ", ".join(name.partition("_")[0] for name in cost_names if outcome.setting.name in best[name])
         peak = costs.get("peak_mb")
         row: Row = (outcome.setting.name, len(outcome.cells), 100 * outcome.trained_share)
         row += (*value_and_bounds(outcome.accuracy), *value_and_bounds(outcome.time_s))
@@ -232,8 +250,7 @@ def way_table(outcomes: Sequence[SettingOutcome], energy_kind: str | None) -> Re
         rows.append((*row, unbeaten_in or None))
     columns = WAY_COLUMNS
     if energy_kind:
-        name = "energy J" if energy_kind == "measured" else f"{energy_kind} energy J"
-        columns = (*columns, name, "low  ", "high  ")
+        columns = (*columns, f"{energy_name(energy_kind)} J", "low  ", "high  ")
     note = (
         "Means over seeds with Student's 95 % CI. Unbeaten: by the means no other way is as accurate for less. "
         "Peak: live tensors of a step, counted on a dry run, at its most over the training."
@@ -290,12 +307,12 @@ def reference_table(outcomes: Sequence[SettingOutcome]) -> ResultTable:
     """Our seeds beside the known points; they agree where the ranges of the seeds overlap."""
     rows: list[Row] = []
     for outcome in outcomes:
-        known = POINTS.get((outcome.setting.way, outcome.setting.fraction))
-        if known is None:
+        published = POINTS.get((outcome.setting.way, outcome.setting.fraction))
+        if published is None:
             continue
         ours = [100 * cell["curve"][-1]["accuracy"] for cell in outcome.cells]
-        agree = min(ours) <= max(known) and min(known) <= max(ours)
-        bounds = (min(ours), max(ours), min(known), max(known))
+        agree = min(ours) <= max(published) and min(published) <= max(ours)
+        bounds = (min(ours), max(ours), min(published), max(published))
         rows.append((outcome.setting.name, outcome.accuracy.value, *bounds, "agree" if agree else "differ"))
     columns = ("way", "accuracy %", "least seed", "best seed", "known, least", "known, best", "ranges of seeds")
     note = (
@@ -306,12 +323,12 @@ def reference_table(outcomes: Sequence[SettingOutcome]) -> ResultTable:
 
 def figure_frames(outcomes: Sequence[SettingOutcome]) -> dict[str, pl.DataFrame]:
     """Return the frames by figure name."""
-    found = {"accuracy-over-time": _curves(outcomes, "time_s"), "accuracy-over-energy": _curves(outcomes, "energy_j")}
-    found["accuracy-and-cost"] = pl.DataFrame(list(_points(outcomes)), schema=_POINT)
-    found["savings"] = pl.DataFrame(
+    frames = {"accuracy-over-time": _curves(outcomes, "time_s"), "accuracy-over-energy": _curves(outcomes, "energy_j")}
+    frames["accuracy-and-cost"] = pl.DataFrame(list(_points(outcomes)), schema=_POINT)
+    frames["savings"] = pl.DataFrame(
         list(_shares(outcomes)), schema={"way": pl.String, "what": pl.String, "percent": pl.Float64}
     )
-    return {name: frame for name, frame in found.items() if not frame.is_empty()}
+    return {name: frame for name, frame in frames.items() if not frame.is_empty()}
 
 
 _CURVE = {"way": pl.String, "title": pl.String, **dict.fromkeys(("step", "cost", "percent", "low", "high"), pl.Float64)}
@@ -322,10 +339,10 @@ _POINT = {"way": pl.String, "cost": pl.String, "unbeaten": pl.Boolean, **dict.fr
 def _curves(outcomes: Sequence[SettingOutcome], cost: str) -> pl.DataFrame:
     rows: list[dict[str, Any]] = []
     for outcome in outcomes:
-        for looks in zip(*(cell["curve"] for cell in outcome.cells), strict=True):
+        for evaluations in zip(*(cell["curve"] for cell in outcome.cells), strict=True):
             at, gain = (
-                mean_of([look[cost] for look in looks]),
-                mean_of([look["accuracy"] for look in looks], 100, SHARE),
+                mean_of([evaluation[cost] for evaluation in evaluations]),
+                mean_of([evaluation["accuracy"] for evaluation in evaluations], 100, SHARE),
             )
             if at is not None and gain is not None:
                 bounds = {"low": gain.low, "high": gain.high}
@@ -333,7 +350,7 @@ def _curves(outcomes: Sequence[SettingOutcome], cost: str) -> pl.DataFrame:
                     {
                         "way": outcome.setting.name,
                         "title": _title(cost, outcome),
-                        "step": looks[0]["step"],
+                        "step": evaluations[0]["step"],
                         "cost": at.value,
                         "percent": gain.value,
                         **bounds,
@@ -342,9 +359,9 @@ def _curves(outcomes: Sequence[SettingOutcome], cost: str) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=_CURVE)
 
 
-def _title(cost: str, found: SettingOutcome) -> str:
+def _title(cost: str, outcome: SettingOutcome) -> str:
     """The title of the axis: energy that is not measured says so."""
-    return COSTS[cost].replace("energy", energy_name(found.cells[0]["energy_kind"]))
+    return COSTS[cost].replace("energy", energy_name(outcome.cells[0]["energy_kind"]))
 
 
 def _points(outcomes: Sequence[SettingOutcome]) -> Iterator[dict[str, Any]]:
@@ -430,10 +447,10 @@ def setting_outcome(setting: PartialSetting, cells: Sequence[Cell]) -> SettingOu
     return SettingOutcome(
         setting,
         tuple(cells),
-        _required(at("accuracy")),
-        _required(at("accuracy", 0)),
-        _required(at("time_s")),
-        _required(mean_of([cell["step_s"] for cell in cells], 1000)),
+        mean_of_all((100 * cell["curve"][-1]["accuracy"] for cell in cells), SHARE),
+        mean_of_all((100 * cell["curve"][0]["accuracy"] for cell in cells), SHARE),
+        mean_of_all(cell["curve"][-1]["time_s"] for cell in cells),
+        mean_of_all(1000 * cell["step_s"] for cell in cells),
         at("energy_j"),
         None if first is None or end is None else (first, end),
         cost("flops_forward"),
@@ -454,8 +471,3 @@ def unbeaten(points: Mapping[str, tuple[float, float]]) -> set[str]:
             for other_cost, other_gain in points.values()
         )
     }
-
-
-def _required(found: Estimate | None) -> Estimate:
-    assert found is not None, "every cell has its accuracies and times"
-    return found

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from stepscope import workloads
 from stepscope.analysis.memory.events import memory_over_time
 from stepscope.errors import UsageError
-from stepscope.experiments.engine import TEST_SAMPLES
 from stepscope.experiments.engine.child import Orders
 from stepscope.experiments.engine.training import (
     Evaluate,
@@ -33,14 +32,15 @@ from stepscope.experiments.engine.training import (
 )
 from stepscope.experiments.partial.methods import (
     WAYS,
-    Plan,
-    PlanSettings,
+    FreezingSchedule,
+    ScheduleSettings,
     TrainedParameters,
     TrainingMethod,
     freeze,
     freeze_filters,
     parameters_by_layer,
 )
+from stepscope.experiments.partial.study import PartialTrainingOrders
 from stepscope.files import atomic_write
 from stepscope.record.dry import Job, Optimizers
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
@@ -49,75 +49,63 @@ from stepscope.workloads.contract import OPTIMIZERS, Training, Workload
 from stepscope.workloads.data import packaged
 from stepscope.workloads.data.source import Batch, DataFacts, Splits
 
-LOOKS = 10  # at the accuracy, besides that before the first step
+EVALUATIONS = 10  # of the accuracy, besides that before the first step
 
 
 class NoSuchLayers(UsageError):
     """The model has no layers of the kind that a way asks for."""
 
 
-@dataclass(frozen=True)
-class PartialTrainingOrders:
-    """The part of a request that the process of some trainings gets; the fields that a training depends on."""
-
-    way: str
-    fraction: float
-    each: str
-    steps: int | None
-    epochs: int
-    batch: int | None
-    optimizer: str | None
-    lr: float | None
-    data: str | None
-    device: str
-    transfer: bool
-    classes: tuple[int, ...]
-    checkpoint: str | None
-    pretrained: bool = False
-    test_samples: int = TEST_SAMPLES
-
-
 def train_point(orders: Orders) -> dict[str, Any]:
     """Train one way with one seed, as a task of the engine."""
     content = dict(orders["lesson"])
-    lesson = PartialTrainingOrders(**{**content, "classes": tuple(content["classes"])})
+    training_orders = PartialTrainingOrders(**{**content, "classes": tuple(content["classes"])})
     with training_environment(orders) as environment:
-        return train_one_seed(workloads.find(orders["workload"]), lesson, orders["seed"], environment)
+        return train_one_seed(workloads.find(orders["workload"]), training_orders, orders["seed"], environment)
 
 
 def train_one_seed(
-    workload: Workload, lesson: PartialTrainingOrders, seed: int, environment: TrainingEnvironment
+    workload: Workload, training_orders: PartialTrainingOrders, seed: int, environment: TrainingEnvironment
 ) -> dict[str, Any]:
     """The cell of one seed: its curve, its cost, notes. Absent, UsageError or DataUnavailable where it cannot be."""
-    training = workload.prepare(lesson.batch, lesson.optimizer, lesson.device, seed, lesson.lr, lesson.data)
+    training = workload.prepare(
+        training_orders.batch,
+        training_orders.optimizer,
+        training_orders.device,
+        seed,
+        training_orders.lr,
+        training_orders.data,
+    )
     refuse_without_accuracy(training)
-    way = WAYS[lesson.way]
+    way = WAYS[training_orders.way]
     why = way.missing(training.model)
     if why is not None:
-        raise NoSuchLayers(f"'{workload.name}' cannot be trained so ({lesson.way}): {why}")
-    rule = _optimizer_rule(workload, lesson)
-    training, before, note = _start_training(training, lesson, rule, environment)
+        raise NoSuchLayers(f"'{workload.name}' cannot be trained so ({training_orders.way}): {why}")
+    rule = _optimizer_rule(workload, training_orders)
+    training, before, note = _start_training(training, training_orders, rule, environment)
     torch.manual_seed(seed)  # the same adapters and dropout, however the training was begun
     way.setup(training.model)
     training = replace(training, optimizers=optimizers_of(workload, training.model, rule))
-    steps = training_step_count(lesson, training)
-    plan = way.plan(training.model, _plan_settings(training, lesson, steps, seed))
-    looking = _evaluation(training, before, lesson.test_samples)
-    done = _run_training(training, plan, steps, looking, environment)
-    cost = step_cost(training, way, [plan(step) for step in probe_steps(steps)], rule)
+    steps = training_step_count(training_orders, training)
+    schedule = way.schedule(training.model, _schedule_settings(training, training_orders, steps, seed))
+    evaluate = _evaluation(training, before, training_orders.test_samples)
+    record = _run_training(training, schedule, steps, evaluate, environment)
+    cost = step_cost(training, way, [schedule(step) for step in probe_steps(steps)], rule)
     notes = [note for note in (note, *cost.notes) if note]
     return {
-        "way": lesson.way, "fraction": lesson.fraction, "seed": seed, "steps": steps,
+        "way": training_orders.way, "fraction": training_orders.fraction, "seed": seed, "steps": steps,
         "batch": training.batch_size, "data": asdict(training.data), "optimizer": f"{rule.name} {dict(rule.values)}",
-        "curve": list(_curve(done)), "step_s": float(_median(done)), "energy_kind": done.energy_kind,
-        "energy_note": done.energy_note, "energy_gap": done.gap, "background": done.background,
-        "cost": asdict(cost), "notes": notes,
+        "curve": list(_accuracy_curve(record)), "step_s": float(_median_step_s(record)),
+        "energy_kind": record.energy_kind, "energy_note": record.energy_note, "energy_gap": record.gap,
+        "background": record.background, "cost": asdict(cost), "notes": notes,
     }  # fmt: skip
 
 
-def training_step_count(lesson: PartialTrainingOrders, training: Training) -> int:
+def training_step_count(training_orders: PartialTrainingOrders, training: Training) -> int:
     """Steps of the whole training."""
-    return lesson.epochs * steps_per_epoch(training) if lesson.steps is None else lesson.steps
+    return (
+        training_orders.epochs * steps_per_epoch(training) if training_orders.steps is None else training_orders.steps
+    )
 
 
 def steps_per_epoch(training: Training) -> int:
@@ -128,89 +116,104 @@ def steps_per_epoch(training: Training) -> int:
     return training.data.train_size // training.batch_size
 
 
-def _optimizer_rule(workload: Workload, lesson: PartialTrainingOrders) -> OptimizerRule:
-    name = lesson.optimizer or workload.default_optimizer
-    return OptimizerRule(name, {**workload.hyperparameters[name], **({} if lesson.lr is None else {"lr": lesson.lr})})
+def _optimizer_rule(workload: Workload, training_orders: PartialTrainingOrders) -> OptimizerRule:
+    name = training_orders.optimizer or workload.default_optimizer
+    return OptimizerRule(
+        name, {**workload.hyperparameters[name], **({} if training_orders.lr is None else {"lr": training_orders.lr})}
+    )
 
 
-def _plan_settings(training: Training, lesson: PartialTrainingOrders, steps: int, seed: int) -> PlanSettings:
+def _schedule_settings(
+    training: Training, training_orders: PartialTrainingOrders, steps: int, seed: int
+) -> ScheduleSettings:
     def gradients() -> dict[str, Tensor]:
         """Of the first batch, on a copy: the training begins as if it had never been seen."""
-        seen = replace(training, model=copy.deepcopy(training.model))
+        replica = replace(training, model=copy.deepcopy(training.model))
         with torch.random.fork_rng():
-            seen.loss(next(iter(seen.batches()))).backward()  # type: ignore[no-untyped-call]
-        named = seen.model.named_parameters()
+            replica.loss(next(iter(replica.batches()))).backward()  # type: ignore[no-untyped-call]
+        named = replica.model.named_parameters()
         return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
 
-    return PlanSettings(
-        lesson.fraction, steps, 1 if lesson.each == "step" else steps_per_epoch(training), seed, gradients
+    return ScheduleSettings(
+        training_orders.fraction,
+        steps,
+        1 if training_orders.each == "step" else steps_per_epoch(training),
+        seed,
+        gradients,
     )
 
 
 def _run_training(
-    training: Training, plan: Plan, steps: int, looking: Evaluate, environment: TrainingEnvironment
+    training: Training, schedule: FreezingSchedule, steps: int, evaluate: Evaluate, environment: TrainingEnvironment
 ) -> TrainingRecord:
-    frozen_as: list[TrainedParameters] = []
+    choice = schedule(0)
+    frozen_for: TrainedParameters | None = None
 
-    def step(number: int, batch: Batch) -> Tensor:
-        choice = plan(number)
-        if not frozen_as or frozen_as[0] is not choice:
+    def choose(number: int) -> None:
+        nonlocal choice
+        choice = schedule(number)
+
+    def step(_: int, batch: Batch) -> Tensor:
+        nonlocal frozen_for
+        if frozen_for is not choice:
             freeze(training.model, choice)
-            frozen_as[:] = [choice]
+            frozen_for = choice
         with freeze_filters(training.model, training.optimizers, choice):
             return training.step(batch)
 
-    places = {round(look * steps / LOOKS) for look in range(1, LOOKS + 1)}
+    places = {round(number * steps / EVALUATIONS) for number in range(1, EVALUATIONS + 1)}
     settings = environment.settings(training)
     batches = itertools.islice(training.batches(), steps)
-    return train_in_session(training, batches, settings, step, looking, lambda made: made in places)
+    return train_in_session(training, batches, settings, step, evaluate, lambda made: made in places, choose)
 
 
 def _evaluation(training: Training, before: Training | None, samples: int) -> Evaluate:
-    def look() -> dict[str, float]:
-        found = {"accuracy": accuracy_of(training, samples)}
+    def evaluate() -> dict[str, float]:
+        metrics = {"accuracy": accuracy_of(training, samples)}
         if before is not None:  # what it was pre-trained on: how much of that is left
-            found["before"] = accuracy_of(replace(before, model=training.model), samples)
-        return found
+            metrics["before"] = accuracy_of(replace(before, model=training.model), samples)
+        return metrics
 
-    return look
-
-
-def _curve(done: TrainingRecord) -> Iterator[dict[str, float | None]]:
-    for look in done.looks:
-        row: dict[str, float | None] = {"step": look.steps, **look.seen}
-        yield {**row, "time_s": done.seconds(look.steps), "energy_j": done.joules(look.steps)}
+    return evaluate
 
 
-def _median(done: TrainingRecord) -> Any:
-    steps = sorted(done.step_s[min(3, len(done.step_s) - 1) :])  # without the warm-up
+def _accuracy_curve(record: TrainingRecord) -> Iterator[dict[str, float | None]]:
+    for evaluation in record.evaluations:
+        row: dict[str, float | None] = {"step": evaluation.steps, **evaluation.metrics}
+        yield {**row, "time_s": record.seconds(evaluation.steps), "energy_j": record.joules(evaluation.steps)}
+
+
+def _median_step_s(record: TrainingRecord) -> Any:
+    steps = sorted(record.step_s[min(3, len(record.step_s) - 1) :])  # without the warm-up
     return steps[len(steps) // 2]
 
 
 def _start_training(
-    training: Training, lesson: PartialTrainingOrders, rule: OptimizerRule, environment: TrainingEnvironment
+    training: Training, training_orders: PartialTrainingOrders, rule: OptimizerRule, environment: TrainingEnvironment
 ) -> tuple[Training, Training | None, str | None]:
     """The training as it begins, the one that it was pre-trained in (null: not here), and what to know of it."""
-    if lesson.pretrained:
+    if training_orders.pretrained:
         name = training.workload.name
         training.model.load_state_dict(packaged.shipped_weights(name))
         text = f"begins with the weights that ship, trained on {packaged.WEIGHTS[name].trained_on}"
-        return (_with_classes(training, lesson.classes) if lesson.classes else training), None, text
-    if lesson.checkpoint is not None:
-        note = load_weights(training.model, read_weights(Path(lesson.checkpoint)), f"'{lesson.checkpoint}'")
-        return (_with_classes(training, lesson.classes) if lesson.classes else training), None, note
-    if not lesson.transfer:
-        return (_with_classes(training, lesson.classes) if lesson.classes else training), None, None
+        return (_with_classes(training, training_orders.classes) if training_orders.classes else training), None, text
+    if training_orders.checkpoint is not None:
+        note = load_weights(
+            training.model, read_weights(Path(training_orders.checkpoint)), f"'{training_orders.checkpoint}'"
+        )
+        return (_with_classes(training, training_orders.classes) if training_orders.classes else training), None, note
+    if not training_orders.transfer:
+        return (_with_classes(training, training_orders.classes) if training_orders.classes else training), None, None
     everything = sorted(set(labels_of(_train_data(training.splits)).tolist()))
-    known, new = (
-        (tuple(sorted(set(everything) - set(lesson.classes))), lesson.classes)
-        if lesson.classes
+    former, new = (
+        (tuple(sorted(set(everything) - set(training_orders.classes))), training_orders.classes)
+        if training_orders.classes
         else split_classes(everything)
     )
-    if not known:
+    if not former:
         raise UsageError("no class is left to pre-train on", "give fewer --classes")
-    before = _with_classes(training, known)
-    _load_or_pretrain(before, lesson, environment)
+    before = _with_classes(training, former)
+    _load_or_pretrain(before, training_orders, environment)
     fresh = replace(training, optimizers=optimizers_of(training.workload, training.model, rule))
     return _with_classes(fresh, new), before, None
 
@@ -224,13 +227,15 @@ def _train_data(splits: Splits) -> Any:
     return splits.train
 
 
-def _load_or_pretrain(before: Training, lesson: PartialTrainingOrders, environment: TrainingEnvironment) -> None:
-    """Train all on the known classes, as long as the lesson; all ways of a seed begin with the same weights."""
+def _load_or_pretrain(
+    before: Training, training_orders: PartialTrainingOrders, environment: TrainingEnvironment
+) -> None:
+    """Train all on the known classes, for as many steps; all ways of a seed begin with the same weights."""
     file = environment.weights / f"{before.seed}.pt"
     if file.exists():
         before.model.load_state_dict(torch.load(file, map_location=before.device, weights_only=True))
         return
-    for batch in itertools.islice(before.batches(), training_step_count(lesson, before)):
+    for batch in itertools.islice(before.batches(), training_step_count(training_orders, before)):
         before.step(batch)
     environment.weights.mkdir(exist_ok=True)
     with atomic_write(file) as part:
@@ -276,8 +281,8 @@ def step_cost(
 ) -> StepCost:
     """The cost of a step with these choices; the model is left with the last of them."""
     share = sum(choice.share(training.model) for choice in choices) / len(choices)
-    flops, not_counted = _flops(training, choices)
-    job = _job(training.workload, way, choices, rule)
+    flops, not_counted = _mean_flops(training, choices)
+    job = _dry_run_job(training.workload, way, choices, rule)
     memory: tuple[int | None, float | None] = (None, None)
     stopped = None
     try:
@@ -288,30 +293,34 @@ def step_cost(
     return StepCost(*flops, *memory, share, notes)
 
 
-def _flops(
+def _mean_flops(
     training: Training, choices: Sequence[TrainedParameters]
 ) -> tuple[tuple[float | None, float | None], str | None]:
     """Means over the choices, of a batch, forward and backward; a reason where they cannot be counted."""
-    workload, found = training.workload, []
+    workload, counts_by_choice = training.workload, []
     for choice in choices:
         freeze(training.model, choice)
         counted = count_flops(training.model, workload.loss, workload.example(2))
         if counted.total_forward is None or counted.total_backward is None:
             return (None, None), f"FLOPs {counted.reason}"
-        found.append((counted.total_forward, counted.total_backward))
-    forward, backward = (training.batch_size * sum(counts) / len(found) for counts in zip(*found, strict=True))
+        counts_by_choice.append((counted.total_forward, counted.total_backward))
+    forward, backward = (
+        training.batch_size * sum(counts) / len(counts_by_choice) for counts in zip(*counts_by_choice, strict=True)
+    )
     return (forward, backward), None
 
 
 def _peak_and_activations(job: Job, batch: int, steps: int) -> tuple[int, float]:
     """(peak of live bytes, activations) over all steps but the first, which makes the state."""
-    held = memory_over_time(dry_run(job, batch, steps=steps + 1).events())
-    later = held.filter(pl.col("step") > 0)
-    kept = later.group_by("step").agg(pl.col("saved").max())["saved"].to_numpy()
-    return int(later["live"].to_numpy().max()), float(kept.mean())
+    memory = memory_over_time(dry_run(job, batch, steps=steps + 1).events())
+    later = memory.filter(pl.col("step") > 0)
+    activations = later.group_by("step").agg(pl.col("saved").max())["saved"].to_numpy()
+    return int(later["live"].to_numpy().max()), float(activations.mean())
 
 
-def _job(workload: Workload, way: TrainingMethod, choices: Sequence[TrainedParameters], rule: OptimizerRule) -> Job:
+def _dry_run_job(
+    workload: Workload, way: TrainingMethod, choices: Sequence[TrainedParameters], rule: OptimizerRule
+) -> Job:
     """The training of a way without its data; its first step trains all that any of the choices does."""
     everything = TrainedParameters(frozenset(name for choice in choices for name in choice.trained))
     order = iter((everything, *choices))
@@ -373,7 +382,7 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: str) -> s
     wrong = [
         *(f"lacks {name}" for name in sorted(own.keys() - weights.keys())),
         *(f"has {name}, which the model does not" for name in sorted(weights.keys() - own.keys())),
-        *(f"{name} is {_shape(weights[name])}, not {_shape(own[name])}" for name in sorted(other - last)),
+        *(f"{name} is {_shape_text(weights[name])}, not {_shape_text(own[name])}" for name in sorted(other - last)),
     ]
     if wrong:
         more = f" and {len(wrong) - _MAX_PROBLEMS} more" if len(wrong) > _MAX_PROBLEMS else ""
@@ -390,16 +399,16 @@ def _is_pickle_error(error: Exception) -> bool:
     return isinstance(error, (pickle.UnpicklingError, EOFError)) or not str(error)
 
 
-def _shape(tensor: Tensor) -> str:
+def _shape_text(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "a number"
 
 
 def labels_of(data: Dataset[Batch]) -> Tensor:
     """The class of every sample, [N]; UsageError where samples do not end with one."""
-    found = [batch[-1] for batch in DataLoader(data, batch_size=512, num_workers=0)]
-    if not found or found[0].dim() != 1 or found[0].is_floating_point():
+    labels = [batch[-1] for batch in DataLoader(data, batch_size=512, num_workers=0)]
+    if not labels or labels[0].dim() != 1 or labels[0].is_floating_point():
         raise UsageError("the samples of this workload have no classes", "leave --transfer and --classes out")
-    return torch.cat(found)
+    return torch.cat(labels)
 
 
 def split_classes(classes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -423,6 +432,6 @@ def _subset_of_classes(data: Dataset[Batch] | None, classes: Sequence[int]) -> S
     present = set(labels.tolist())
     absent = sorted(set(classes) - present)
     if absent:
-        known = ", ".join(map(str, sorted(present)))
-        raise UsageError(f"there is no class {', '.join(map(str, absent))} in the data", f"there are {known}")
+        choices = ", ".join(map(str, sorted(present)))
+        raise UsageError(f"there is no class {', '.join(map(str, absent))} in the data", f"there are {choices}")
     return Subset(data, torch.isin(labels, torch.tensor(list(classes))).nonzero().flatten().tolist())

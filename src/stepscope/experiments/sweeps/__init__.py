@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.engine import (
+    DEFAULT_TIME_LIMIT_S,
     DEVICE,
     OPTIMIZER,
     SIMULATE,
     THREADS,
+    TIME_LIMIT,
     StudyRequest,
     check_device,
     find_workload,
@@ -86,6 +88,9 @@ SECONDS = Option("Seconds of steps of each training, unless --steps: 10.", above
 TARGET = Option("Train until the loss, a mean of ten steps, is here or lower.")
 QUICK = Option("12 steps and 2 repeats for each setting.")
 SEED = Option("Seed of the order of the trainings and of the trainings.")
+SWEEP_TIME_LIMIT = replace(
+    TIME_LIMIT, help="A training that lasts longer is ended. Default: 1h; 15min or thrice its --seconds."
+)
 
 _MOST_STEPS, _QUICK_STEPS, _SECONDS = 500, 12, 10.0
 _SLOWEST = 3  # times the seconds that were asked for, with start and the last step
@@ -139,7 +144,7 @@ class TrainingSweep(StudyRequest):
 
 def training_rules(request: StudyRequest, default_steps: int | None = None) -> TrainingRules:
     """Return the rules of a request: a training ends by its steps, its seconds, or where its loss is at the target."""
-    given = request_fields(request, ("repeats", "seed", "simulate"))
+    shared = request_fields(request, ("repeats", "seed", "simulate"))
     steps, seconds, target = (getattr(request, name, None) for name in ("steps", "seconds", "target"))
     if steps is not None and seconds is not None and target is None:
         raise UsageError("--steps and --seconds both end a training", "give one of them")
@@ -150,8 +155,9 @@ def training_rules(request: StudyRequest, default_steps: int | None = None) -> T
     elif steps is None and seconds is None:
         steps = _QUICK_STEPS if getattr(request, "quick", False) else default_steps
         seconds = _SECONDS if steps is None else None
-    limit_s = max(TrainingRules.time_limit_s, _SLOWEST * (seconds or 0.0))
-    return TrainingRules(steps=steps, seconds=seconds, target_loss=target, time_limit_s=limit_s, **given)
+    limit_s = max(TrainingRules.time_limit_s, _SLOWEST * seconds) if seconds else DEFAULT_TIME_LIMIT_S
+    limit_s = getattr(request, "time_limit", None) or limit_s
+    return TrainingRules(steps=steps, seconds=seconds, target_loss=target, time_limit_s=limit_s, **shared)
 
 
 @dataclass(frozen=True)
@@ -178,6 +184,7 @@ class BatchSweep(TrainingSweep):
     simulate: str | None = option(None, SIMULATE)
     quick: bool = option(False, QUICK)
     seed: int = option(0, SEED)
+    time_limit: float | None = option(None, SWEEP_TIME_LIMIT)
 
     @property
     def settings(self) -> list[TrainingSetting]:
@@ -207,6 +214,7 @@ class ThreadSweep(TrainingSweep):
     simulate: str | None = option(None, SIMULATE)
     quick: bool = option(False, QUICK)
     seed: int = option(0, SEED)
+    time_limit: float | None = option(None, SWEEP_TIME_LIMIT)
 
     @property
     def settings(self) -> list[TrainingSetting]:
@@ -246,6 +254,7 @@ class PrecisionSweep(TrainingSweep):
     simulate: str | None = option(None, SIMULATE)
     quick: bool = option(False, QUICK)
     seed: int = option(0, SEED)
+    time_limit: float | None = option(None, SWEEP_TIME_LIMIT)
 
     @property
     def settings(self) -> list[TrainingSetting]:
@@ -278,6 +287,7 @@ class OptimizerSweep(TrainingSweep):
     simulate: str | None = option(None, SIMULATE)
     quick: bool = option(False, QUICK)
     seed: int = option(0, SEED)
+    time_limit: float | None = option(None, TIME_LIMIT)
 
     def checked(self) -> StudyRequest:
         from stepscope.experiments.sweeps.optimizers import kinds_named
@@ -320,6 +330,7 @@ class PowerModes(TrainingSweep):
     target: float | None = option(None, TARGET)
     quick: bool = option(False, QUICK)
     seed: int = option(0, SEED)
+    time_limit: float | None = option(None, SWEEP_TIME_LIMIT)
     root: Path = option(Path("/"), "Top of the file system that holds etc/nvpmodel.conf.", stored=False)
 
     @property
@@ -336,8 +347,8 @@ class PowerModes(TrainingSweep):
         for word in self.modes or ():
             if word not in numbers:
                 raise UnknownName("power mode", word, numbers)
-        wanted = tuple(dict.fromkeys(numbers[word] for word in self.modes or ())) or tuple(sorted(jetson.modes))
-        return replace(self, modes=tuple(map(str, wanted)))
+        requested = tuple(dict.fromkeys(numbers[word] for word in self.modes or ())) or tuple(sorted(jetson.modes))
+        return replace(self, modes=tuple(map(str, requested)))
 
     def plan(self) -> Plan:
         from stepscope.experiments.sweeps.power_modes import find_jetson, power_mode_plan, refuse_without_permission

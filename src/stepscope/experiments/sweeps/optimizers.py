@@ -99,10 +99,10 @@ class OptimizerKind:
             raise MissingDependency(f"the optimizer {self.name} is not here: {why}", "leave it out, or install it")
         module, _, name = self.place.partition(":")
         try:
-            made: Optimizer = getattr(importlib.import_module(module), name)(group, **values)
+            optimizer: Optimizer = getattr(importlib.import_module(module), name)(group, **values)
         except (ImportError, AttributeError) as error:
             raise MissingDependency(f"{self.library} cannot be used here: {error}", "leave it out") from error
-        return made
+        return optimizer
 
 
 # Learning rates as their authors advise them relative to Adam's: Adagrad's shrink, Adafactor's are relative updates.
@@ -124,11 +124,14 @@ KINDS = {
 
 def with_every_optimizer(workload: Workload, tell: Callable[[Optimizer], None] = lambda made: None) -> Workload:
     """The workload, ready to be trained by each of KINDS; `tell` hears of every optimizer that is made."""
-    known = {name: dict(values) for name, values in workload.hyperparameters.items()}
-    rules = {name: known.get(name) or _scaled_hyperparameters(kind, known) for name, kind in KINDS.items()}
+    hyperparameters = {name: dict(values) for name, values in workload.hyperparameters.items()}
+    rules = {
+        name: hyperparameters.get(name) or _scaled_hyperparameters(kind, hyperparameters)
+        for name, kind in KINDS.items()
+    }
     makers = {name: _reporting_maker(kind.make, tell) for name, kind in KINDS.items()}
     own = {name: _reporting_maker(make, tell) for name, make in workload.makers.items()}
-    return replace(workload, hyperparameters={**rules, **known}, makers={**makers, **own})
+    return replace(workload, hyperparameters={**rules, **hyperparameters}, makers={**makers, **own})
 
 
 def kinds_named(names: tuple[str, ...]) -> list[OptimizerKind]:
@@ -153,10 +156,10 @@ def _bytes(value: Any) -> int:
     return value.nbytes
 
 
-def _scaled_hyperparameters(kind: OptimizerKind, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    of = dict(known.get(kind.like) or {"lr": 1e-3})
-    others = {} if kind.times != 1 else of  # of another family: it takes no betas
-    return {**others, "lr": of["lr"] * kind.times}
+def _scaled_hyperparameters(kind: OptimizerKind, hyperparameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    model = dict(hyperparameters.get(kind.like) or {"lr": 1e-3})
+    others = {} if kind.times != 1 else model  # of another family: it takes no betas
+    return {**others, "lr": model["lr"] * kind.times}
 
 
 def _reporting_maker(make: Make, tell: Callable[[Optimizer], None]) -> Make:

@@ -70,44 +70,44 @@ class Jetson:
 
     def current(self) -> int:
         """The number of the mode that is set."""
-        said = self._run_nvpmodel("-q")
-        numbers = re.findall(r"^\s*(\d+)\s*$", said, re.MULTILINE)
+        output = self._run_nvpmodel("-q")
+        numbers = re.findall(r"^\s*(\d+)\s*$", output, re.MULTILINE)
         if not numbers:
-            raise StepscopeError(f"nvpmodel does not say which mode is set: {said.strip()!r}", "run: nvpmodel -q")
+            raise StepscopeError(f"nvpmodel does not say which mode is set: {output.strip()!r}", "run: nvpmodel -q")
         return int(numbers[-1])
 
     def set(self, mode: int) -> None:
         """Set a mode, and see that it is; ModeRefused where it is not."""
         if self.current() == mode:
             return
-        said = self._run_nvpmodel("-m", str(mode))
+        output = self._run_nvpmodel("-m", str(mode))
         if self.current() != mode:
-            last = (said.strip().splitlines() or ["it said nothing"])[-1]
+            last = (output.strip().splitlines() or ["it said nothing"])[-1]
             raise ModeRefused(f"the mode {self.modes.get(mode, mode)} was not set: {last}", "it may need a reboot")
 
     def _run_nvpmodel(self, *arguments: str) -> str:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [self.command, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 text=True, timeout=_LIMIT_S, check=False,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             raise StepscopeError(f"nvpmodel could not be run: {error}", "run it by hand: nvpmodel -q") from error
-        return done.stdout
+        return process.stdout
 
 
 def find_jetson(root: Path = Path("/")) -> Jetson:
     """The Jetson at hand; UsageError on any other machine."""
     conf, command = root / _CONF, shutil.which("nvpmodel")
     try:
-        found = _MODE.findall(conf.read_text(encoding="utf-8", errors="replace"))
+        modes = _MODE.findall(conf.read_text(encoding="utf-8", errors="replace"))
     except OSError:
-        found = []
-    if not found or command is None:
-        lacks = f"no modes in '{conf}'" if not found else "no nvpmodel on the PATH"
+        modes = []
+    if not modes or command is None:
+        lacks = f"no modes in '{conf}'" if not modes else "no nvpmodel on the PATH"
         hint = "power modes are known of NVIDIA Jetson boards alone; others: stepscope study threads"
         raise UsageError(f"this machine has no power modes that could be set: {lacks}", hint)
-    return Jetson({int(number): name for number, name in found}, command)
+    return Jetson({int(number): name for number, name in modes}, command)
 
 
 def refuse_without_permission(user: int | None = None) -> None:

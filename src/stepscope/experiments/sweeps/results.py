@@ -55,7 +55,7 @@ def build_findings(
             part for part in (answer, f"Best by {best}." if best else "Nothing could be compared.") if part
         ),
         tables=(_sweet_table(question, sweets), cost_table(question, every), *tables),
-        notes=(*notes, *_limits(question, every, trainings, rules)),
+        notes=(*notes, *_limit_notes(question, every, trainings, rules)),
         simulated=rules.simulate,
         frames=_frames(question, every, trainings),
     )
@@ -91,7 +91,7 @@ def _sweet_table(question: SweepQuestion, sweets: Sequence[BestSetting]) -> Resu
     return ResultTable("sweet-spots", "Sweet spots", columns, rows, note)
 
 
-def _limits(
+def _limit_notes(
     question: SweepQuestion, every: Sequence[SettingCost], trainings: Sequence[TrainingRun], rules: TrainingRules
 ) -> Iterator[str]:
     if not any(quantity in cost.values for cost in every for quantity in JOULES.values()):
@@ -105,7 +105,7 @@ def _limits(
         for flag in training.flags:
             flagged.setdefault(flag.partition(":")[0], []).append(flag)
     for flags in flagged.values():
-        yield f"{len(flags)} of {len(trainings)} runs: {_spread(flags)}"
+        yield f"{len(flags)} of {len(trainings)} runs: {_flag_summary(flags)}"
     for cost in every:
         if cost.status != OK:
             yield f"{question.label(cost.setting)}: {cost.status}: {cost.reason}"
@@ -113,12 +113,12 @@ def _limits(
             yield f"{question.label(cost.setting)}: {cost.reached} of {cost.repeats} trainings reached the target"
 
 
-def _spread(flags: Sequence[str]) -> str:
+def _flag_summary(flags: Sequence[str]) -> str:
     """Return what several runs are flagged for: "between 1.1 and 1.6 cores" where they differ in a number alone."""
     numbers = [re.findall(r"\d+(?:\.\d+)?", flag) for flag in flags]
-    if len(set(flags)) == 1 or any(len(found) != 1 for found in numbers):
+    if len(set(flags)) == 1 or any(len(match) != 1 for match in numbers):
         return flags[0] if len(set(flags)) == 1 else f"{flags[0]} (the first)"
-    low, high = (pick((found[0] for found in numbers), key=float) for pick in (min, max))
+    low, high = (pick((match[0] for match in numbers), key=float) for pick in (min, max))
     return re.sub(r"\d+(?:\.\d+)?", f"between {low} and {high}", flags[0])
 
 
@@ -228,23 +228,23 @@ def setting_costs(trainings: Sequence[TrainingRun], target_loss: float | None = 
     groups: dict[TrainingSetting, list[TrainingRun]] = {}
     for training in trainings:
         groups.setdefault(training.setting, []).append(training)
-    return [_cost(setting, group, target_loss) for setting, group in groups.items()]
+    return [_cost_of_setting(setting, group, target_loss) for setting, group in groups.items()]
 
 
-def best_settings(found: Sequence[SettingCost], quantities: Sequence[Quantity] = QUANTITIES) -> list[BestSetting]:
+def best_settings(costs: Sequence[SettingCost], quantities: Sequence[Quantity] = QUANTITIES) -> list[BestSetting]:
     """Return the best setting for each quantity in which settings differ."""
     result = []
     for quantity in quantities:
-        having = [cost for cost in found if quantity in cost.values]
+        having = [cost for cost in costs if quantity in cost.values]
         if len({cost.values[quantity].value for cost in having}) > 1:
             best = (max if quantity.more_is_better else min)(having, key=lambda c: c.values[quantity].value)
             result.append(BestSetting(quantity, best, _ties(best, having, quantity)))
     return result
 
 
-def measured_quantities(found: Sequence[SettingCost]) -> list[Quantity]:
+def measured_quantities(costs: Sequence[SettingCost]) -> list[Quantity]:
     """Return the quantities that any setting has, in their order."""
-    return [quantity for quantity in QUANTITIES if any(quantity in cost.values for cost in found)]
+    return [quantity for quantity in QUANTITIES if any(quantity in cost.values for cost in costs)]
 
 
 def _ties(best: SettingCost, having: Sequence[SettingCost], quantity: Quantity) -> tuple[SettingCost, ...] | None:
@@ -254,7 +254,7 @@ def _ties(best: SettingCost, having: Sequence[SettingCost], quantity: Quantity) 
     return tuple(cost for cost in others if overlap(cost.values[quantity], top))
 
 
-def _cost(setting: TrainingSetting, group: Sequence[TrainingRun], target: float | None) -> SettingCost:
+def _cost_of_setting(setting: TrainingSetting, group: Sequence[TrainingRun], target: float | None) -> SettingCost:
     well = [training for training in group if training.status == OK]
     counted = Counter(training.status for training in group)
     status = OK if len(well) == len(group) else ", ".join(f"{name} {count}" for name, count in counted.items())
@@ -284,9 +284,9 @@ def _over_repeats(repeats: Sequence[Ends | None]) -> Estimate | None:
 
 def _number_measure(name: str, factor: float = 1.0) -> Measure:
     def of(training: TrainingRun, _: int | None) -> Ends | None:
-        found = training.numbers.get(name)
-        ends = [None if found is None or found[end] is None else float(found[end] or 0) * factor for end in _ENDS]
-        return None if found is None else (ends[0], ends[1], ends[2])
+        number = training.numbers.get(name)
+        ends = [None if number is None or number[end] is None else float(number[end] or 0) * factor for end in _ENDS]
+        return None if number is None else (ends[0], ends[1], ends[2])
 
     return of
 
@@ -331,16 +331,14 @@ _MEASURED: dict[Quantity, Measure] = {
 }
 
 
-def best_sentences(sweets: Sequence[BestSetting], called: Callable[[TrainingSetting], str]) -> Iterator[str]:
+def best_sentences(sweets: Sequence[BestSetting], label: Callable[[TrainingSetting], str]) -> Iterator[str]:
     """A sentence for each quantity, for the answer."""
     for sweet in sweets:
         value = sweet.best.values[sweet.quantity].value
         unsure = "" if sweet.alike is not None else " (without a CI: more repeats)"
-        others = (
-            f", not distinguishable from {', '.join(called(c.setting) for c in sweet.alike)}" if sweet.alike else ""
-        )
+        others = f", not distinguishable from {', '.join(label(c.setting) for c in sweet.alike)}" if sweet.alike else ""
         unit = sweet.quantity.unit
-        yield f"{sweet.quantity.title}: {called(sweet.best.setting)} with {value:.3g} {unit}{others}{unsure}"
+        yield f"{sweet.quantity.title}: {label(sweet.best.setting)} with {value:.3g} {unit}{others}{unsure}"
 
 
 WINDOW = 10  # steps: the loss of one batch alone says little
@@ -362,9 +360,9 @@ def steps_to(losses: Sequence[float], target: float) -> int | None:
 
 def lowest_loss(losses: Sequence[float]) -> float | None:
     """The lowest smoothed loss; null where there are too few steps, or where it is no number."""
-    found = smoothed(losses)
-    found = found[np.isfinite(found)]
-    return float(found.min()) if len(found) else None
+    losses_smoothed = smoothed(losses)
+    losses_smoothed = losses_smoothed[np.isfinite(losses_smoothed)]
+    return float(losses_smoothed.min()) if len(losses_smoothed) else None
 
 
 _TITLES = {
@@ -438,19 +436,29 @@ def _reaching(every: Sequence[SettingCost], below: int, speed: float) -> list[st
     return [str(batch) for batch, (high, n) in sorted(highs.items()) if high is None or n < 2 or high >= speed]
 
 
+def _possibly_slower(every: Sequence[SettingCost], batches: Sequence[int], speed: float) -> list[str]:
+    """Return those of the batches whose throughput may lie below, or of which a single run tells nothing."""
+    costs = {cost.setting.batch or 0: cost for cost in every if SPEED in cost.values}
+    unsure = (b for b in sorted(batches) if costs[b].repeats < 2 or (costs[b].values[SPEED].low or 0.0) < speed)
+    return [str(batch) for batch in unsure]
+
+
 def _smallest_saturating_batch(every: Sequence[SettingCost]) -> str:
     """The smallest batch that nearly reaches the highest throughput, and whether all larger ones do."""
     speeds = {cost.setting.batch or 0: cost.values[SPEED].value for cost in every if SPEED in cost.values}
     if len(speeds) < 2:
         return ""
-    near = {batch: speed >= _ENOUGH * max(speeds.values()) for batch, speed in speeds.items()}
+    needed = _ENOUGH * max(speeds.values())
+    near = {batch: speed >= needed for batch, speed in speeds.items()}
     knee = min(batch for batch in near if near[batch])
     slower = [str(batch) for batch in sorted(near) if batch > knee and not near[batch]]
     within = f"throughput is within {1 - _ENOUGH:.0%} of the highest"
-    if unclear := _reaching(every, knee, _ENOUGH * max(speeds.values())):
+    if unclear := _reaching(every, knee, needed):
         return f"From which batch on {within} cannot be told: the CI of batch {', '.join(unclear)} reaches it as well."
     if knee == max(speeds):
         return ""
+    if uncertain := _possibly_slower(every, [batch for batch in near if batch >= knee and near[batch]], needed):
+        within += f" by the means alone (CIs of batch {', '.join(uncertain)})"
     if slower:
         return f"At batch {knee} {within}, and lower again at batch {', '.join(slower)}."
     return f"From batch {knee} on, {within}."

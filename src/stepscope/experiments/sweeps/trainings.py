@@ -80,12 +80,14 @@ def training_plan(
         orders = {**asdict(setting), **rules.to_dict(), "seed": rules.seed + repeat}
         name = f"{title(setting)}, repeat {repeat + 1}"
         task = OWN_TASK if is_user_training(setting.workload) else TASK
-        points.append(Point(_id(setting, repeat), name, task, orders, setting=setting.id))
+        points.append(Point(_point_id(setting, repeat), name, task, orders, setting=setting.id))
         setting_of[points[-1].id] = setting
 
     def judge_results(results: Mapping[str, Result]) -> Findings:
         repeats = range(rules.repeats)
-        return judge([_training_run(setting, n, results[_id(setting, n)]) for setting in settings for n in repeats])
+        return judge(
+            [_training_run(setting, n, results[_point_id(setting, n)]) for setting in settings for n in repeats]
+        )
 
     return Plan(
         points,
@@ -97,7 +99,7 @@ def training_plan(
     )
 
 
-def _id(setting: TrainingSetting, repeat: int) -> str:
+def _point_id(setting: TrainingSetting, repeat: int) -> str:
     return f"{setting.id}-r{repeat}"
 
 
@@ -123,8 +125,8 @@ def train_setting(orders: Orders) -> dict[str, Any]:
     from stepscope.experiments.sweeps.optimizers import state_bytes
     from stepscope.record.train import TrainingChoices, train_workload
 
-    made: list[Optimizer] = []
-    workload = _workload(orders, made)
+    optimizers: list[Optimizer] = []
+    workload = _workload(orders, optimizers)
     progress, stop = _stop_condition(orders)
     with session_settings(orders) as settings:
         path, _ = train_workload(
@@ -132,15 +134,15 @@ def train_setting(orders: Orders) -> dict[str, Any]:
             TrainingChoices(**{part.name: orders[part.name] for part in fields(TrainingChoices)}),
             evaluate=False, progress=progress, stop=stop,
         )  # fmt: skip
-    return {**run_status_and_reason(path), "state_bytes": sum(state_bytes(training) for training in made)}
+    return {**run_status_and_reason(path), "state_bytes": sum(state_bytes(training) for training in optimizers)}
 
 
-def _workload(orders: Orders, made: list[Optimizer]) -> Workload:
+def _workload(orders: Orders, optimizers: list[Optimizer]) -> Workload:
     """The workload with every optimizer that is known here, each kept when it is made; or only its forward."""
     from stepscope import workloads
     from stepscope.experiments.sweeps.optimizers import with_every_optimizer
 
-    workload = with_every_optimizer(workloads.find(orders["workload"]), made.append)
+    workload = with_every_optimizer(workloads.find(orders["workload"]), optimizers.append)
     if orders["kind"] == "training":
         return workload
     if workload.step is not None:
@@ -158,7 +160,7 @@ def _forward_alone(training: Training, batch: Batch) -> Tensor:
 
 def _stop_condition(orders: Orders) -> tuple[Progress, Stop]:
     """Return what hears of every loss, and what then says whether that is enough."""
-    from stepscope.experiments.suite.plan import RunRules, StopCondition
+    from stepscope.experiments.suite.rules import RunRules, StopCondition
     from stepscope.experiments.sweeps.results import WINDOW
 
     enough = StopCondition(RunRules(steps=orders["steps"], seconds=orders["seconds"]))

@@ -1,8 +1,9 @@
 """A training of the user's own in a sweep: a script, or module:function, run as it is in each setting.
 
-A script decides its batch and all else itself. Where its arguments hold {batch}, {threads}, {precision}, {optimizer} or
-{seed}, the value of the setting is put there. Threads and bfloat16 need no argument: they are set in its process, as
-`stepscope tune` does. It is ended before the update that would be one too many, as `sys.exit(0)` would end it.
+A script decides its batch and all else itself. Where its arguments hold {batch}, {threads}, {precision}, {optimizer},
+{device} or {seed}, the value of the setting is put there. Threads and bfloat16 need no argument: they are set in its
+process, as `stepscope tune` does. It is ended before the update that would be one too many, as `sys.exit(0)` would end
+it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 TASK = "stepscope.experiments.sweeps.user_training:train_user_training"
 _PREPARE = "stepscope.experiments.sweeps.user_training:prepare"
 _FUNCTIONS = "stepscope.experiments.sweeps.user_training"  # as a module to run
-_PLACES = ("batch", "threads", "precision", "optimizer", "seed")
+_PLACES = ("batch", "threads", "precision", "optimizer", "device", "seed")
 _OWN = ("threads", "precision")  # made in the process of a script without an argument of its own
 _WARMUP = 3  # updates before the seconds of a training count
 
@@ -98,8 +99,8 @@ def check_user_training(request: TrainingSweep) -> None:
             f"write {{precision}} where its option takes it: {command} -- --precision {{precision}}",
         )
     for name in ("batch", "optimizer", "device"):
-        given = name == request.axis or getattr(request.base, name) not in (None, "cpu")
-        if not given or _has_placeholder(name, words) or (name == "batch" and is_function(target)):
+        is_set = name == request.axis or getattr(request.base, name) not in (None, "cpu")
+        if not is_set or _has_placeholder(name, words) or (name == "batch" and is_function(target)):
             continue
         if is_script(target) and name != "device":
             hint = f"write {{{name}}} where its option takes it: {command} -- --{name} {{{name}}}"
@@ -113,11 +114,11 @@ def _has_placeholder(name: str, words: Sequence[str]) -> bool:
 
 def fill_placeholders(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
     """Return the arguments with the values of the setting in their places; other braces stay as they are."""
-    found = list(words)
+    filled = list(words)
     for name in _PLACES:
         if values.get(name) is not None:
-            found = [word.replace(f"{{{name}}}", str(values[name])) for word in found]
-    return found
+            filled = [word.replace(f"{{{name}}}", str(values[name])) for word in filled]
+    return filled
 
 
 def train_user_training(orders: Orders) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def prepare(text: str) -> None:
         limit_memory(about["memory_bytes"])
     narrow = None
     if about.get("interval") is not None:
-        from stepscope.experiments.suite.plan import RunRules, StopCondition
+        from stepscope.experiments.suite.rules import RunRules, StopCondition
 
         narrow = StopCondition(RunRules(interval=about["interval"]))
     register_optimizer_step_pre_hook(_StopAtLimit(about["steps"], about["seconds"], narrow))

@@ -26,16 +26,16 @@ _NICE = 5  # behind the training, but at 19 it would starve beside a training th
 _LEAST_GROWTH, _MOST_GROWTH = 1.25, 2.0  # of the steps, from one question to the next
 
 
-class UntilResolved:
+class StopWhenEnergyResolved:
     """Called after every step: True once the wanted share is within 10 %. `out`: where this process makes its run
     folder.
 
     `share` is the last answer, None before the first; `why` says why there is none.
     """
 
-    def __init__(self, out: Path, wanted: float) -> None:
-        self._out, self._wanted = out, wanted
-        self._done, self._next = 0, float(FIRST)
+    def __init__(self, out: Path, share: float) -> None:
+        self._out, self._target_share = out, share
+        self._steps, self._next = 0, float(FIRST)
         self._checked_at = 0
         self._child: subprocess.Popen[str] | None = None
         self.share: float | None = None
@@ -43,38 +43,37 @@ class UntilResolved:
         self.why = ""
 
     def __call__(self) -> bool:
-        self._done += 1
+        self._steps += 1
         if self._child is not None:
             if self._child.poll() is not None:
                 self._read_check_result(self._child)
-        elif self._done >= self._next:
+        elif self._steps >= self._next:
             self._start_check()
         return self.reached
 
     @property
     def reached(self) -> bool:
-        return self.share is not None and self.share >= self._wanted
+        return self.share is not None and self.share >= self._target_share
 
     @property
     def progress(self) -> str:
         """Return the text of the progress bar: the share within 10 % so far."""
-        return "" if self.share is None else f"{self.share:.0%} of {self._wanted:.0%} within 10 %"
+        return "" if self.share is None else f"{self.share:.0%} of {self._target_share:.0%} within 10 %"
 
     @property
     def sentence(self) -> str:
         """Return how it ended."""
         if self.reached:
-            return f"{self.share:.0%} of the energy was within 10 % after {self._checked_at} of {self._done} steps"
+            return f"{self.share:.0%} of the energy was within 10 % after {self._checked_at} of {self._steps} steps"
         if self.share is None:
             return (
-                f"the share of the energy within 10 % is not known after {self._done} steps: {self.why or 'no answer'}"
+                f"the share of the energy within 10 % is not known after {self._steps} steps: {self.why or 'no answer'}"
             )
         more = (
             "" if not self.more_steps else f"; about {roughly(self.more_steps)} more steps would bring 90 % within 10 %"
         )
-        return (
-            f"stopped at the bound of {self._done} steps (--steps): {self.share:.0%} of the energy is within 10 %{more}"
-        )
+        bound = f"stopped at the bound of {self._steps} steps (--steps)"
+        return f"{bound}: {self.share:.0%} of the energy is within 10 %{more}"
 
     def close(self) -> None:
         """End a question that is still open."""
@@ -84,12 +83,12 @@ class UntilResolved:
             self._child = None
 
     def _start_check(self) -> None:
-        command = [sys.executable, "-m", "stepscope.experiments.single_run", str(self._out), str(os.getpid())]
+        command = [sys.executable, "-m", "stepscope.experiments.energy_resolution", str(self._out), str(os.getpid())]
         try:
             self._child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
             )
-            self._checked_at = self._done
+            self._checked_at = self._steps
         except OSError as error:
             self.why, self._next = f"it could not be asked: {error}", float("inf")
 
@@ -100,7 +99,7 @@ class UntilResolved:
         self.share, self.more_steps = answer.get("share", self.share), answer.get("more_steps")
         least, most = (growth * self._checked_at for growth in (_LEAST_GROWTH, _MOST_GROWTH))
         expected = most if self.more_steps is None else self._checked_at + self.more_steps
-        self._next = max(min(max(expected, least), most), self._done + 1)
+        self._next = max(min(max(expected, least), most), self._steps + 1)
 
 
 def _parse_answer(text: str) -> dict[str, Any]:
@@ -127,10 +126,10 @@ def resolved_so_far(path: Path) -> dict[str, Any]:
         return {"why": "no power is measured"}
     timelines = RunTimelines(run, lambda: run.step_times)
     rows = resolution_table(fit_rails(run, replace(run.rails, lines=lines), timelines))
-    known = rows.filter(rows["resolved_share"].is_not_null())
-    if known.is_empty():
+    resolved = rows.filter(rows["resolved_share"].is_not_null())
+    if resolved.is_empty():
         return {"why": rows["note"][0] if len(rows) else "no step has been written yet"}
-    worst = known.sort("resolved_share").row(0, named=True)
+    worst = resolved.sort("resolved_share").row(0, named=True)
     return {"share": worst["resolved_share"], "more_steps": worst["more_steps"], "why": worst["note"]}
 
 
