@@ -25,7 +25,7 @@ from stepscope.experiments.fleet.gatherer import Device
 from stepscope.experiments.fleet.hosts import Hosts, read_hosts, scheduler_of_hosts
 from stepscope.experiments.fleet.processes import running_pid
 from stepscope.experiments.fleet.scheduling import FleetCallbacks, FleetFolder, run_fleet_sweep
-from stepscope.experiments.suite.plan import RunRules
+from stepscope.experiments.suite.rules import RunRules
 
 BOARD = "bench"
 CHILD = (

@@ -180,7 +180,7 @@ def _look_at_run(run: Any, said: list[Any], lossy: bool) -> Iterator[str]:
 
 
 def _frame(table: str, block: int) -> Any:
-    from stepscope.runfolder.reader import frame_of
+    from stepscope.runfolder.tables import frame_of
 
     return frame_of(_part({"ops": OPS_COLUMNS, "memory": MEMORY_COLUMNS}[table], block, 5), table)
 

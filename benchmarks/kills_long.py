@@ -174,7 +174,7 @@ def _look_at_long_steps(run: Any) -> Iterator[str]:
 
 def _look_at_windows(run: Any, said: list[Any], lossy: bool) -> Iterator[str]:
     """The windows that stay are those with the lowest numbers drawn, of those that were written, and are whole."""
-    from stepscope.runfolder.reader import frame_of
+    from stepscope.runfolder.tables import frame_of
 
     true = {number * PROFILED_EVERY + 7: frame_of(window(number), "ops").rows() for number in range(WINDOWS)}
     there = {}

@@ -42,7 +42,8 @@ def megabytes(field):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if field in line) / 1024
 from stepscope.runfolder import pack as packing
-from stepscope.runfolder.reader import samples_of, steps_of
+from stepscope.runfolder.samples import samples_of
+from stepscope.runfolder.tables import steps_of
 from stepscope.runfolder.schema import STEP_ROW, channel_names, sample_dtype
 run, base = Path(sys.argv[1]), megabytes("VmRSS")
 if sys.argv[2] == "eager":

@@ -9,6 +9,7 @@ import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -92,6 +93,24 @@ def test_mlflow_that_refuses_is_an_error_with_advice(run: Run, tmp_path: Path) -
     library("mlflow")
     with pytest.raises(OutputNotWritable, match="MLflow did not take the run"):
         mlflow.log_run(run, a_file(tmp_path) / "below", page=False)
+
+
+def test_a_run_that_mlflow_took_in_part_is_marked_as_failed_there(run: Run) -> None:
+    statuses: list[str] = []
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no room")
+
+    client = SimpleNamespace(
+        get_experiment_by_name=lambda name: SimpleNamespace(experiment_id="1"),
+        create_run=lambda *_, **__: SimpleNamespace(info=SimpleNamespace(run_id="a")),
+        log_batch=refuse,
+        set_terminated=lambda name, status: statuses.append(status),
+    )
+    entities = SimpleNamespace(Param=lambda *values: values, Metric=lambda *values: values)
+    with pytest.raises(OSError, match="no room"):
+        mlflow._log(SimpleNamespace(entities=entities), client, run, "stepscope", page=False)
+    assert statuses == ["FAILED"]
 
 
 def test_tensorboard_shows_scalars_text_and_finds_the_page_beside_them(run: Run, tmp_path: Path) -> None:
@@ -241,6 +260,11 @@ def test_carbon_dioxide_comes_from_the_users_own_intensity(run: Run, tmp_path: P
     assert float(row["emissions"]) == pytest.approx(float(row["energy_consumed"]) * 0.5)
     with pytest.raises(UsageError):
         codecarbon.log_run(run, tmp_path, carbon_intensity=-1.0)
+
+
+def test_the_memory_of_a_machine_is_in_what_codecarbon_calls_gb(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path / "runs", steps=STEPS, power_w=5.0, device={"memory_bytes": 16 * 2**30}))
+    assert codecarbon.row_of(run)["ram_total_size"] == 16.0
 
 
 def test_rows_of_other_runs_stay_and_a_table_of_somebody_else_is_not_touched(run: Run, tmp_path: Path) -> None:

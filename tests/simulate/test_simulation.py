@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -18,6 +19,7 @@ from torch import nn
 import stepscope
 from stepscope import simulate
 from stepscope.errors import StepscopeError, UnknownName, UsageError
+from stepscope.runfolder import RunReader, RunWriter
 from stepscope.simulate.marks import StateLog, create_ring
 from stepscope.simulate.power import TRUTH_FILE
 from stepscope.simulate.process import RING_FILE, STATES_FILE
@@ -73,6 +75,21 @@ def test_the_truth_of_a_process_that_was_killed_is_not_known() -> None:
     assert not board.root.exists()
     with pytest.raises(StepscopeError, match="ended early"):
         board.truth()
+
+
+def test_a_run_says_where_its_board_did_not_follow_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunWriter.create(tmp_path, "lenet").path
+    with simulate.start("laptop-battery", train(0)) as board:
+        board._marker.failure = "OSError: no room"
+    monkeypatch.setattr(board, "_truth", replace(board.truth(), lost_marks=7))
+    board.save_truth(run)
+    stopped, lost = RunReader(run).events
+    assert (stopped["kind"], lost["kind"]) == ("simulation-stopped", "marks-lost")
+    assert "OSError: no room; its energy is not that of this training" in stopped["message"]
+    assert "missed 7 changes" in lost["message"]
+    assert (run / TRUTH_FILE).is_file()
 
 
 def test_when_the_trainer_is_killed_the_board_ends_clears_up_and_keeps_the_truth(tmp_path: Path) -> None:

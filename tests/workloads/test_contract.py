@@ -101,6 +101,16 @@ def test_one_step_at_batch_two_gives_every_trained_parameter_a_gradient(name: st
     assert all(torch.equal(a, b) for a, b in zip(frozen, after, strict=True))
 
 
+@pytest.mark.parametrize("name", ["autoencoder-640", "inception-v1-narrow-c32", "xception-c32"])
+def test_a_batch_that_no_step_can_be_made_with_is_refused_before_any_work(name: str) -> None:
+    workload = workloads.find(name)
+    with torch.device("meta"), pytest.raises(ValueError, match="more than 1 value per channel"):
+        workload.loss(workload.build(), workload.example(1))
+    with pytest.raises(UsageError, match="batch norm") as refusal:
+        workload.prepare(batch=1)
+    assert refusal.value.hint == "use --batch 2 or more"
+
+
 @every_workload
 def test_the_facts_of_the_data_are_complete_and_true(name: str) -> None:
     workload = workloads.find(name)

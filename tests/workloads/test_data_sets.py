@@ -297,7 +297,7 @@ def test_spoken_words_become_features_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_features_that_are_damaged_or_cannot_be_kept_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [file.name for file in catalogue.SPEECH_COMMANDS.files]
     put("SPEECH_COMMANDS", {names[0]: tar_gz(spoken()), names[1]: b""}, monkeypatch)
-    kept = cache.path(catalogue.SPEECH_COMMANDS, catalogue.SPEECH_COMMANDS.files[0]).with_name(signals._KEPT)
+    kept = cache.path(catalogue.SPEECH_COMMANDS, catalogue.SPEECH_COMMANDS.files[0]).with_name(signals._FEATURES_FILE)
     facts = signals._load_speech().facts
     whole = kept.read_bytes()
     for damaged in (b"", whole[:200], whole[:-30], b"PK" + bytes(500)):

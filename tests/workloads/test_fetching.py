@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_written_is_said_so(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache, "_continue", full)
+    monkeypatch.setattr(cache, "_append_missing_bytes", full)
     with pytest.raises(DataUnavailable, match="No space left") as caught:
         cache.fetch(a_set(site.url("numbers.bin"), DEAD))
     assert "STEPSCOPE_DATA" in str(caught.value.hint)

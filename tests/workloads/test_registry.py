@@ -47,6 +47,14 @@ def test_a_plug_in_without_workloads_becomes_a_warning(plug_in: EntryPoint, tmp_
     assert any("names no WORKLOADS" in warning for warning in workloads.warnings())
 
 
+def test_a_plug_in_whose_workloads_are_none_becomes_a_warning_and_takes_no_other_with_it(
+    plug_in: EntryPoint, tmp_path: Path
+) -> None:
+    (tmp_path / "their_nets.py").write_text("WORKLOADS = ('theirs',)\n")
+    assert any("holds a str, which is no Workload" in warning for warning in workloads.warnings())
+    assert workloads.find("lenet").name == "lenet"
+
+
 def test_a_plug_in_that_raises_anything_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "explosive.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -93,6 +101,8 @@ def test_a_workload_of_a_file_is_found_by_path_and_name(tmp_path: Path) -> None:
         ("raise RuntimeError('boom')", "RuntimeError: boom", "mend"),
         ("this is no python", "SyntaxError", "mend"),
         ("NETS = ()", "unknown workload of", "WORKLOADS"),
+        (f"{OURS}WORKLOADS = ours[0]", "WORKLOADS is a Workload, and no tuple", "a tuple of them"),
+        ("WORKLOADS = ('mine',)", "WORKLOADS holds a str, which is no Workload", "a tuple of them"),
         (f"{OURS}WORKLOADS = (dataclasses.replace(ours[0], name='mind'),)", "unknown workload of", "did you mean mind"),
     ],
 )

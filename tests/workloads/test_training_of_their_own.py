@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from stepscope import workloads
 from stepscope.errors import MissingDependency
 from stepscope.workloads import dqn
 from stepscope.workloads.dqn import DQN, RENEWED_EVERY, ActionResult, Emulator, Replay
+from stepscope.workloads.language import Translator
 
 BLACK = np.zeros((210, 160), dtype=np.uint8)
 
@@ -202,3 +204,21 @@ def test_noise_in_a_picture_is_found_better_after_some_steps() -> None:
     losses = [float(training.step(batch)) for batch in itertools.islice(training.batches(), 24)]
     assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
     assert training.evaluate() is None
+
+
+@pytest.mark.parametrize("name", ["dcgan-32", "diffusion-unet32-c32"])
+def test_a_network_that_makes_pictures_learns_from_those_in_the_range_that_it_can_make(name: str) -> None:
+    pictures, _ = next(workloads.find(name).prepare(batch=16).batches())
+    assert (float(pictures.min()), float(pictures.max())) == (-1.0, 1.0)
+
+
+def test_a_translator_begins_with_what_its_sentence_says_however_long_the_padding_behind_it() -> None:
+    torch.manual_seed(0)
+    model = Translator(40, 40).eval()
+    sentence = torch.tensor([[3, 9, 4]])
+    starts: list[torch.Tensor] = []
+    model.cells[0].register_forward_pre_hook(lambda _, args: starts.append(args[1][0]))
+    with torch.no_grad():
+        for padding in (0, 40):
+            model(functional.pad(sentence, (0, padding)), torch.tensor([[1]]))
+    assert torch.allclose(starts[0], starts[1], atol=1e-6)

@@ -21,13 +21,13 @@ def discovered() -> Discovery:
 
 def loggers() -> dict[str, ModuleType]:
     """Return the loggers that a run can go to, by the name that `stepscope log --to` takes."""
-    found = discovered().modules
-    return {module.__name__.rpartition(".")[2]: module for module in found if hasattr(module, "log_run")}
+    modules = discovered().modules
+    return {module.__name__.rpartition(".")[2]: module for module in modules if hasattr(module, "log_run")}
 
 
 def logger(name: str) -> ModuleType:
     """The logger of this name; UnknownName with the nearest where there is none."""
-    known = loggers()
-    if name not in known:
-        raise UnknownName("logger", name, known)
-    return known[name]
+    by_name = loggers()
+    if name not in by_name:
+        raise UnknownName("logger", name, by_name)
+    return by_name[name]

@@ -60,11 +60,11 @@ class Recording:
 
 def callback_class(hooks: type[Recording], bases: tuple[type, ...], name: str = "StepscopeCallback") -> type:
     """A class of the library's own kind with these hooks, guarded, named as if it stood in their file, for pickle."""
-    made = type(name, (hooks, *bases), {"__module__": hooks.__module__, "__doc__": hooks.__doc__})
+    callback = type(name, (hooks, *bases), {"__module__": hooks.__module__, "__doc__": hooks.__doc__})
     for hook in vars(hooks):
         if hook.startswith("on_") or hook in (*_OPENING, *_OTHERS):
-            setattr(made, hook, guard_hook(getattr(hooks, hook)))
-    return made
+            setattr(callback, hook, guard_hook(getattr(hooks, hook)))
+    return callback
 
 
 def guard_hook(hook: Callable[..., Any]) -> Callable[..., None]:

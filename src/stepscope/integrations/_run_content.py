@@ -55,10 +55,10 @@ def logged_values(run: Run) -> list[LoggedValue]:
     return [_logged_value(row) for row in named.values()]
 
 
-def flatten_values(found: list[LoggedValue]) -> dict[str, float]:
+def flatten_values(figures: list[LoggedValue]) -> dict[str, float]:
     """The figures by one name each, "core_utilisation/core_0", with their bounds as "..._low" and "..._high"."""
     named: dict[str, float] = {}
-    for figure in found:
+    for figure in figures:
         key = figure.name if figure.scope == "run" else f"{figure.name}/{plain_name(figure.scope)}"
         named[key] = figure.value
         for bound, value in (("low", figure.low), ("high", figure.high)):
@@ -90,8 +90,8 @@ def step_series(run: Run) -> Iterator[tuple[int, float, dict[str, float]]]:
         step_values: dict[str, Any] = {"step_seconds": length_s, "loss": row["loss"]}
         if row["samples"] is not None and length_s > 0:
             step_values["samples_per_second"] = row["samples"] / length_s
-        known = {key: value for key, value in step_values.items() if value is not None and math.isfinite(value)}
-        yield row["step"], (row["t1_ns"] + offset_ns) / 1e9, known | joules.get(row["step"], {})
+        finite_values = {key: value for key, value in step_values.items() if value is not None and math.isfinite(value)}
+        yield row["step"], (row["t1_ns"] + offset_ns) / 1e9, finite_values | joules.get(row["step"], {})
 
 
 def start_unix_s(run: Run) -> float | None:

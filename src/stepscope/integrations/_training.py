@@ -311,11 +311,11 @@ def _call_of_library(library: str) -> _Call | None:
 
 def _stack(frame: FrameType | None) -> list[tuple[int, CodeType, str]]:
     """Address, function and top package of each frame, innermost first."""
-    found = []
+    frames = []
     while frame is not None:
-        found.append((id(frame), frame.f_code, str(frame.f_globals.get("__name__")).partition(".")[0]))
+        frames.append((id(frame), frame.f_code, str(frame.f_globals.get("__name__")).partition(".")[0]))
         frame = frame.f_back
-    return found
+    return frames
 
 
 @dataclass(frozen=True)

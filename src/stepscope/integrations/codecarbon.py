@@ -30,6 +30,7 @@ COLUMNS = (  # of CodeCarbon 3, in its order
     *("ram_utilization_percent", "ram_used_gb", "on_cloud", "pue", "wue"),
 )
 _J_PER_KWH = 3.6e6
+_RAM_UNIT = 2**30  # B: CodeCarbon calls it GB
 _PARTS = {"cpu": ("cpu",), "gpu": ("gpu",), "ram": ("memory", "ram", "dram")}
 
 
@@ -43,8 +44,8 @@ def log_run(run: Run, out: str | Path | None = None, *, carbon_intensity: float 
         raise UsageError(f"a carbon intensity of {carbon_intensity} g/kWh is none", "for example 380")
     target = _file(out)
     row = row_of(run, carbon_intensity)
-    kept = [other for other in _rows(target) if other["run_id"] != row["run_id"]]
-    _replace(target, [*kept, row])
+    other_rows = [other for other in _rows(target) if other["run_id"] != row["run_id"]]
+    _replace(target, [*other_rows, row])
     return str(target)
 
 
@@ -66,12 +67,12 @@ def row_of(run: Run, carbon_intensity: float | None = None) -> dict[str, Any]:
 
 def _parts(measured: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Energy and power of CPU, GPU and memory, where the board tells them apart."""
-    found: dict[str, float] = {}
+    cells: dict[str, float] = {}
     for part, names in _PARTS.items():
         entry = next((measured[name] for name in names if name in measured), None)
         if entry is not None and entry["joules"] is not None and entry["kind"] != "estimated":
-            found |= {f"{part}_energy": entry["joules"] / _J_PER_KWH, f"{part}_power": entry["watts_mean"]}
-    return found
+            cells |= {f"{part}_energy": entry["joules"] / _J_PER_KWH, f"{part}_power": entry["watts_mean"]}
+    return cells
 
 
 def _machine_facts(run: Run) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def _machine_facts(run: Run) -> dict[str, Any]:
         "python_version": versions.get("python", ""),
         "cpu_count": len(device.get("cores") or []) or "",
         "cpu_model": cpu if isinstance(cpu, str) else "",
-        "ram_total_size": memory / 1e9 if isinstance(memory, int) else "",
+        "ram_total_size": memory / _RAM_UNIT if isinstance(memory, int) else "",
         "tracking_mode": f"simulated {run.simulated}" if run.simulated else "machine",
         "on_cloud": "",
     }

@@ -131,12 +131,12 @@ def _layers(model: Any) -> dict[str, Any]:
 
 
 def _named_layers(model: Any, above: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    layers: dict[str, Any] = {}
     for layer in model.layers:
-        found[above + layer.name] = layer
+        layers[above + layer.name] = layer
         if hasattr(layer, "layers"):
-            found |= _named_layers(layer, f"{above}{layer.name}.")
-    return found
+            layers |= _named_layers(layer, f"{above}{layer.name}.")
+    return layers
 
 
 @functools.cache

@@ -156,7 +156,7 @@ def _loss(outputs: Any) -> Any:
 
 def _samples(trainer: Any, batch: Any) -> int | None:
     """Return the samples of a batch: what its data loader says decides which side of a tensor they are."""
-    from stepscope.record.sample_count import batch_size
+    from stepscope.record.loader_batches import batch_size
 
     return batch_size(trainer.train_dataloader, batch)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -55,23 +56,31 @@ def _address(out: str | Path | None) -> str | None:
 
 
 def _log(library: Any, client: Any, run: Run, experiment: str, page: bool) -> str:
-    known = client.get_experiment_by_name(experiment)
-    group = client.create_experiment(experiment) if known is None else known.experiment_id
+    existing = client.get_experiment_by_name(experiment)
+    group = client.create_experiment(experiment) if existing is None else existing.experiment_id
     began = start_unix_s(run)
     tags = {"stepscope.run": run.id, "stepscope.status": run.status, "stepscope.verdict": run.verdict().sentence}
-    made = client.create_run(
+    mlflow_run = client.create_run(
         group, start_time=None if began is None else round(began * 1e3), tags=tags, run_name=run.id
     )
-    name: str = made.info.run_id
-    entities = library.entities
+    name: str = mlflow_run.info.run_id
+    try:
+        _fill(library.entities, client, name, run, page)
+    except BaseException:
+        with contextlib.suppress(Exception):  # that of the server which refused: what it refused is what matters
+            client.set_terminated(name, status="FAILED")
+        raise
+    client.set_terminated(name, status=_ENDED.get(run.status, "FAILED"))
+    return name
+
+
+def _fill(entities: Any, client: Any, name: str, run: Run, page: bool) -> None:
     parameters = [entities.Param(key, value) for key, value in settings(run).items()]
     client.log_batch(name, params=parameters)
     metrics = _metrics(entities.Metric, run)
     while part := list(islice(metrics, _AT_ONCE)):
         client.log_batch(name, metrics=part)
     _files(client, name, run, page)
-    client.set_terminated(name, status=_ENDED.get(run.status, "FAILED"))
-    return name
 
 
 def _metrics(metric: Any, run: Run) -> Iterator[Any]:

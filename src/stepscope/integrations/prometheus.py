@@ -42,13 +42,13 @@ def live_file(folder: Path, target: Path, every_s: float = LOOK_EVERY_S) -> Iter
     """Keep a text file of live gauges up to date while the block lasts; the last state stays in it."""
     from stepscope.report.live.run_state import RunWatcher
 
-    done = threading.Event()
+    end = threading.Event()
     with contextlib.closing(RunWatcher(folder)) as follows:
         # What cannot be written is refused here, and not in the thread.
         _write(_live_samples(follows.read_state()), target)
 
         def keep() -> None:
-            while not done.wait(every_s):
+            while not end.wait(every_s):
                 with contextlib.suppress(OutputNotWritable):  # the disk may have room again the next time
                     _write(_live_samples(follows.read_state()), target)
 
@@ -57,7 +57,7 @@ def live_file(folder: Path, target: Path, every_s: float = LOOK_EVERY_S) -> Iter
         try:
             yield
         finally:
-            done.set()
+            end.set()
             thread.join()
             _write(_live_samples(follows.read_state()), target)
 
@@ -126,8 +126,8 @@ class _Collector:
         """A family of gauges for every name."""
         core = import_library("prometheus_client.core", EXTRA)
         families: dict[str, Any] = {}
-        for name, said, labels, value in self._samples():
-            family = families.setdefault(name, core.GaugeMetricFamily(name, said, labels=sorted(labels)))
+        for name, documentation, labels, value in self._samples():
+            family = families.setdefault(name, core.GaugeMetricFamily(name, documentation, labels=sorted(labels)))
             family.add_metric([labels[key] for key in sorted(labels)], value)
         yield from families.values()
 
@@ -135,8 +135,8 @@ class _Collector:
 def _write(samples: Iterable[Sample], target: Path) -> None:
     library = import_library("prometheus_client", EXTRA)
     registry = library.CollectorRegistry(auto_describe=False)
-    kept = list(samples)
-    registry.register(_Collector(lambda: kept))
+    all_samples = list(samples)
+    registry.register(_Collector(lambda: all_samples))
     try:
         library.write_to_textfile(str(target), registry)
     except OSError as error:
@@ -149,8 +149,8 @@ def _run_samples(run: Run) -> Iterator[Sample]:
     about = {"run": run.id, "status": run.status}
     yield "stepscope_run_info", "The run; always 1.", {**about, "verdict": run.verdict().bound}, 1.0
     for figure in logged_values(run):
-        labels, said = {"run": run.id, "scope": figure.scope}, f"{figure.name} of the steps after warm-up."
-        yield f"stepscope_{figure.name}", said, labels, figure.value
+        labels, documentation = {"run": run.id, "scope": figure.scope}, f"{figure.name} of the steps after warm-up."
+        yield f"stepscope_{figure.name}", documentation, labels, figure.value
         for bound, value in (("low", figure.low), ("high", figure.high)):
             if value is not None:
                 yield f"stepscope_{figure.name}_{bound}", f"{bound} end of 95 % of {figure.name}.", labels, value
@@ -160,7 +160,8 @@ def _live_samples(now: Now) -> Iterator[Sample]:
     """Live gauges; what is not known now is absent."""
     run = {"run": now.run}
     yield "stepscope_live_info", "The run; always 1.", {**run, "name": now.name, "status": now.status}, 1.0
-    power = "simulated_power" if now.simulated else "power"
+    kind = "simulated_" if now.simulated else ""
+    power = f"{kind}power"
     pace = now.pace
     single = {
         "steps_done": (float(pace.done), "Steps that have ended."),
@@ -172,27 +173,27 @@ def _live_samples(now: Now) -> Iterator[Sample]:
         "available_memory_bytes": (now.available_bytes, "Of the machine."),
         f"{power}_total_watts": (now.total_w, "Of the whole board."),
     }
-    for name, (value, said) in single.items():
+    for name, (value, documentation) in single.items():
         if value is not None:
-            yield f"stepscope_live_{name}", said, run, float(value)
+            yield f"stepscope_live_{name}", documentation, run, float(value)
     scoped = {
         "core_utilisation": (now.cores, "core", "Share of the last second."),
         "accelerator_utilisation": (now.accelerators, "accelerator", "Share."),
-        "temperature_celsius": (now.temperatures, "zone", "Newest reading."),
+        f"{kind}temperature_celsius": (now.temperatures, "zone", "Newest reading."),
     }
-    for name, (values, label, said) in scoped.items():
+    for name, (values, label, documentation) in scoped.items():
         for scope, value in values:
             if value is not None:
-                yield f"stepscope_live_{name}", said, {**run, label: scope}, float(value)
+                yield f"stepscope_live_{name}", documentation, {**run, label: scope}, float(value)
     yield from _rails(now, power)
 
 
 def _rails(now: Now, power: str) -> Iterator[Sample]:
     """Power of each rail; an estimate has a name of its own, and so has the second rail of one name."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for rail, watts in now.rails:
-        seen[rail] += 1
+        counts[rail] += 1
         if watts is not None:
             name = f"stepscope_live_{'estimated_power' if rail.endswith(_ESTIMATED) else power}_watts"
-            spoken = rail.removesuffix(_ESTIMATED) + (f"#{seen[rail]}" if seen[rail] > 1 else "")
+            spoken = rail.removesuffix(_ESTIMATED) + (f"#{counts[rail]}" if counts[rail] > 1 else "")
             yield name, "By supply line; lines nest, do not add them.", {"run": now.run, "rail": spoken}, watts

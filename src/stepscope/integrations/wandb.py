@@ -38,21 +38,23 @@ def log_run(
             mode=mode or os.environ.get("WANDB_MODE") or "offline",
             settings=library.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True),
             reinit="create_new",
-        ) as made:
-            return _log(library, made, run, page)
+        ) as wandb_run:
+            return _log(library, wandb_run, run, page)
     except (library.errors.Error, OSError) as error:
         raise OutputNotWritable(
             f"Weights & Biases did not take the run: {error}", "give a folder with --out"
         ) from error
 
 
-def _log(library: Any, made: Any, run: Run, page: bool) -> str:
+def _log(library: Any, wandb_run: Any, run: Run, page: bool) -> str:
     for step, _, step_values in step_series(run):
-        made.log(step_values, step=step, commit=True)
-    made.summary.update({**flatten_values(logged_values(run)), "status": run.status, "verdict": run.verdict().sentence})
+        wandb_run.log(step_values, step=step, commit=True)
+    wandb_run.summary.update(
+        {**flatten_values(logged_values(run)), "status": run.status, "verdict": run.verdict().sentence}
+    )
     if page:
         with tempfile.TemporaryDirectory() as folder:
             written = write_page(run, Path(folder))
             if written is not None:
-                made.log({"page": library.Html(str(written))})
-    return str(Path(made.dir).parent) if made.offline else str(made.url)
+                wandb_run.log({"page": library.Html(str(written))})
+    return str(Path(wandb_run.dir).parent) if wandb_run.offline else str(wandb_run.url)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import stepscope
 from stepscope.errors import OutputNotWritable, StepscopeError
+from stepscope.runfolder import RunWriter
 from stepscope.simulate.boards import BOARDS as _BOARDS
 from stepscope.simulate.boards import Options, parse_board, parse_options
 
@@ -43,11 +44,11 @@ class Simulation:
     """A running board; a context manager. `root` is where its files are: give it as STEPSCOPE_ROOT."""
 
     def __init__(
-        self, board: str, home: Path, folder: Path, process: _Process, beacon: StateMarker, states: StateLog
+        self, board: str, home: Path, folder: Path, process: _Process, marker: StateMarker, states: StateLog
     ) -> None:
         self.board, self.root = board, home / "root"
         self._home, self._folder = home, folder
-        self._process, self._beacon, self._states = process, beacon, states
+        self._process, self._marker, self._states = process, marker, states
         self._owner = os.getpid()
         self._truth: Truth | None = None
         self._stopped = False
@@ -65,15 +66,15 @@ class Simulation:
 
     @property
     def failure(self) -> str | None:
-        """Return why the beacon went out, if it did: from then on the board shows the last state."""
-        return self._beacon.failure
+        """Return why the marker gave up, if it did: from then on the board shows the last state."""
+        return self._marker.failure
 
     def stop(self) -> None:
         """Take the hooks off, end the process and remove the files; may be called again."""
         if self._stopped or os.getpid() != self._owner:
             return
         self._stopped = True
-        self._beacon.remove()
+        self._marker.remove()
         self._states.close()
         try:
             self._process.end()
@@ -95,6 +96,18 @@ class Simulation:
             raise StepscopeError(f"the truth of the simulated {self.board} is not known: {why}")
         return self._truth
 
+    def save_truth(self, run: Path) -> None:
+        """Save the truth into the folder of a run, which also says where the board did not follow the training."""
+        truth = self.truth()
+        truth.save(run)
+        faults = {}
+        if self.failure is not None:
+            faults["simulation-stopped"] = f"the board no longer followed the training: {self.failure}"
+        if truth.lost_marks:
+            faults["marks-lost"] = f"the board missed {truth.lost_marks} changes of what the training did"
+        for kind, message in faults.items():
+            RunWriter.attach(run).append_event(kind, f"{message}; its energy is not that of this training", "simulate")
+
 
 def start(
     board: str, models: Models = None, seed: int = 0, folder: str | Path | None = None, **options: Any
@@ -105,25 +118,25 @@ def start(
     (None: only in memory); options as in `boards.Options`. Raises UnknownName and
     UsageError for what cannot be simulated, StepscopeError when the process does not start.
     """
-    board, said = parse_board(board)
-    chosen = parse_options({**said, **options})
+    board, settings = parse_board(board)
+    chosen = parse_options({**settings, **options})
     from stepscope.simulate.marks import StateLog, create_ring, open_writer
     from stepscope.simulate.training_hooks import StateMarker
 
     shared = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
     home = Path(tempfile.mkdtemp(prefix="stepscope-board-", dir=shared))
-    kept = home if folder is None else Path(folder)
+    truth_folder = home if folder is None else Path(folder)
     try:
-        _make(kept)
+        _make(truth_folder)
         create_ring(home / "ring")
         states = StateLog(home / "states.jsonl")
-        beacon = StateMarker(open_writer(home / "ring"), states, models)
-        process = _Process(_command(board, home, kept, seed, chosen))
+        marker = StateMarker(open_writer(home / "ring"), states, models)
+        process = _Process(_command(board, home, truth_folder, seed, chosen))
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise
-    beacon.attach()
-    return Simulation(board, home, kept, process, beacon, states)
+    marker.attach()
+    return Simulation(board, home, truth_folder, process, marker, states)
 
 
 def _make(folder: Path) -> None:
@@ -155,12 +168,12 @@ class _Process:
             start_new_session=True,
         )
         self._launcher.wait()
-        said = self._line(_READY_S)
-        if said is None or not said.startswith("ready "):
-            why = "it was not ready in time" if said is None else self._read_last_word()
+        answer = self._line(_READY_S)
+        if answer is None or not answer.startswith("ready "):
+            why = "it was not ready in time" if answer is None else self._read_last_word()
             self._close()
             raise StepscopeError(f"the simulated board did not start: {why}", "free space in /dev/shm or $TMPDIR")
-        self.pid = int(said.split()[1])
+        self.pid = int(answer.split()[1])
         self.last_word = ""
 
     def end(self) -> None:
@@ -168,12 +181,12 @@ class _Process:
         assert self._launcher.stdin is not None
         with contextlib.suppress(OSError):  # it may have ended already: then the pipe has no reader
             self._launcher.stdin.write(b"stop\n")
-        said = self._line(_END_S)
-        if said is None:
+        answer = self._line(_END_S)
+        if answer is None:
             self.last_word = f"it did not answer within {_END_S:g} s"
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
-        elif not said:
+        elif not answer:
             self.last_word = self._read_last_word()
         self._close()
 
@@ -220,4 +233,4 @@ def sensor_root(board: str | None, root: str | None = None) -> Iterator[SensorRo
         chosen = SensorRoot(str(simulation.root))
         yield chosen
     for run in chosen.runs:
-        simulation.truth().save(run)
+        simulation.save_truth(run)

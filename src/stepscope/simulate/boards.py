@@ -271,23 +271,23 @@ class Options:
 SAMPLES = (1, 4, 16, 64, 128, 256, 512, 1024)  # averaging modes of the chip
 
 
-def parse_options(given: Mapping[str, Any]) -> Options:
+def parse_options(settings: Mapping[str, Any]) -> Options:
     """Options by name; raises UnknownName and UsageError."""
-    known = [field.name for field in fields(Options)]
-    for name in given:
-        if name not in known:
-            raise UnknownName("option of a simulated board", name, known)
-    faults: Sequence[Any] = given.get("faults") or ()
-    return Options(**{**given, "faults": tuple(_parse_fault(fault) for fault in faults)})
+    option_names = [field.name for field in fields(Options)]
+    for name in settings:
+        if name not in option_names:
+            raise UnknownName("option of a simulated board", name, option_names)
+    faults: Sequence[Any] = settings.get("faults") or ()
+    return Options(**{**settings, "faults": tuple(_parse_fault(fault) for fault in faults)})
 
 
-def _parse_fault(given: Fault | Mapping[str, Any]) -> Fault:
-    if isinstance(given, Fault):
-        return given
+def _parse_fault(fault: Fault | Mapping[str, Any]) -> Fault:
+    if isinstance(fault, Fault):
+        return fault
     try:
-        return Fault(**given)
+        return Fault(**fault)
     except TypeError as error:
-        raise UsageError(f"not a fault: {given!r}", "kind and at_s (s after the start), for_s, files") from error
+        raise UsageError(f"not a fault: {fault!r}", "kind and at_s (s after the start), for_s, files") from error
 
 
 _EXAMPLE = "for example jetson-tx2,average=76,gain=-5%,stuck=5s+3s"
@@ -308,43 +308,45 @@ def parse_board(text: str) -> tuple[str, dict[str, Any]]:
     options: dict[str, Any] = {}
     faults: list[Fault] = []
     for part in parts:
-        said, equals, value = (word.strip() for word in part.partition("="))
+        setting, equals, value = (word.strip() for word in part.partition("="))
         _refuse_text(not part.strip(), f"'{text}' has a comma without a setting")
-        if said not in _SAID and said not in get_args(FaultKind):
-            raise UnknownName("setting of a simulated board", said, (*_SAID, *get_args(FaultKind)))
+        if setting not in _SAID and setting not in get_args(FaultKind):
+            raise UnknownName("setting of a simulated board", setting, (*_SAID, *get_args(FaultKind)))
         _refuse_text(not equals or not value, f"'{part.strip()}' states no value")
         computes = BOARDS[board_name(name)].chip is not None
-        _refuse_text(said in _OF_A_CHIP and not computes, f"{board_name(name)} does not compute, so it has no {said}")
-        if said in _SAID:
-            option, unit, factor = _SAID[said]
-            _refuse_text(option in options, f"{said} is stated twice")
-            amount = _number(said, value, unit) * factor
-            _refuse_text(not math.isfinite(amount), f"{said}={value} is not a finite number")
+        _refuse_text(
+            setting in _OF_A_CHIP and not computes, f"{board_name(name)} does not compute, so it has no {setting}"
+        )
+        if setting in _SAID:
+            option, unit, factor = _SAID[setting]
+            _refuse_text(option in options, f"{setting} is stated twice")
+            amount = _number(setting, value, unit) * factor
+            _refuse_text(not math.isfinite(amount), f"{setting}={value} is not a finite number")
             _refuse_text(
-                said in ("average", "cell") and amount != round(amount), f"{said}={value} is not a whole number"
+                setting in ("average", "cell") and amount != round(amount), f"{setting}={value} is not a whole number"
             )
-            lowest = {"gain": -1.0, "ambient": _COLDEST}.get(said, 0.0)
-            _refuse_text(amount < lowest, f"{said}={value} is too small")
-            options[option] = 1 + amount if said == "gain" else round(amount) if unit in ("", "s") else amount
+            lowest = {"gain": -1.0, "ambient": _COLDEST}.get(setting, 0.0)
+            _refuse_text(amount < lowest, f"{setting}={value} is too small")
+            options[option] = 1 + amount if setting == "gain" else round(amount) if unit in ("", "s") else amount
         else:
             at, plus, length = value.partition("+")
-            _refuse_text(value.startswith("-"), f"{said}={value} begins before the training")
-            faults.append(Fault(said, _number(said, at, "s"), _number(said, length, "s") if plus else None))  # type: ignore[arg-type]
+            _refuse_text(value.startswith("-"), f"{setting}={value} begins before the training")
+            faults.append(Fault(setting, _number(setting, at, "s"), _number(setting, length, "s") if plus else None))  # type: ignore[arg-type]
     if faults:
         options["faults"] = tuple(faults)
     parse_options(options)
     return board_name(name), options
 
 
-def _number(said: str, text: str, unit: str) -> float:
+def _number(setting: str, text: str, unit: str) -> float:
     if unit in ("", "W", "times", "C"):
         with contextlib.suppress(ValueError):
             return float(text.strip().removesuffix("x" if unit == "times" else unit))
-        raise UsageError(f"{said}={text} of a simulated board is not a number", _EXAMPLE)
+        raise UsageError(f"{setting}={text} of a simulated board is not a number", _EXAMPLE)
     try:
-        return parse_amount(said, text, unit)
+        return parse_amount(setting, text, unit)
     except UsageError as error:
-        raise UsageError(f"{said}={text} of a simulated board: {error}", _EXAMPLE) from None
+        raise UsageError(f"{setting}={text} of a simulated board: {error}", _EXAMPLE) from None
 
 
 def _refuse_text(wrong: bool, what: str) -> None:

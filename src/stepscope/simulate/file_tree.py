@@ -40,9 +40,9 @@ class LiveFile:
         content = text.encode()
         if content != self._content:
             first, self._content = not self._content, content
-            shown = content if first else self._losses.shown_content(content)
-            if not self._held and shown is not None:
-                self._put(shown)
+            visible_content = content if first else self._losses.shown_content(content)
+            if not self._held and visible_content is not None:
+                self._put(visible_content)
 
     def freeze_content(self, content: bytes | None) -> None:
         """Show this instead of the values from now on; None: the last value stays."""

@@ -99,8 +99,8 @@ class PowerInterval:
         """Energy since the start at moments within the stretch, J: [moments, rails]."""
         place = np.maximum(self.t_ns[:-1].searchsorted(t_ns, side="right") - 1, 0)
         since_s = (t_ns - self.t_ns[place]) * 1e-9
-        found: Floats = self.joules[place] + self.watts[place] * since_s[:, None]
-        return found
+        joules: Floats = self.joules[place] + self.watts[place] * since_s[:, None]
+        return joules
 
     @property
     def end_ns(self) -> int:
@@ -226,8 +226,8 @@ class Truth:
         """Power of a rail in each segment, W."""
         column = self._column(rail)
         above = self.above_idle_w[self.segments["state"], column] * self.segments["gain"].astype(np.float64)
-        found: Floats = self.idle_w[column] * self.segments["idle_gain"].astype(np.float64) + above
-        return found
+        watts: Floats = self.idle_w[column] * self.segments["idle_gain"].astype(np.float64) + above
+        return watts
 
     def energy_between(self, rail: str, t0_ns: Ints | int, t1_ns: Ints | int) -> Floats:
         """Energy of a rail in each interval, J; NaN for one that reaches outside the simulation."""
@@ -293,8 +293,8 @@ class Truth:
         place = np.clip(np.searchsorted(edges, times, side="right") - 1, 0, len(edges) - 2)
         length = edges[place + 1] - edges[place]
         part = (times - edges[place]) / np.maximum(length, 1)
-        found = joules[place] + part * (joules[place + 1] - joules[place])
-        return np.where((times >= edges[0]) & (times <= edges[-1]), found, np.nan)
+        energy = joules[place] + part * (joules[place + 1] - joules[place])
+        return np.where((times >= edges[0]) & (times <= edges[-1]), energy, np.nan)
 
     def _joules(self, rail: str) -> Floats:
         """Energy since the start at each edge, J."""

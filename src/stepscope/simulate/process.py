@@ -76,9 +76,9 @@ class BoardRun:
             self._table.add(self._states.read())
         stretch = self._plant.advance(until_ns, t_ns, states)
         self._end_ns = until_ns
-        shown = stretch.with_sensor_error(self._options.gain, self._options.offset_w, self._t0_ns)
+        stretch_with_error = stretch.with_sensor_error(self._options.gain, self._options.offset_w, self._t0_ns)
         for sensor in self._sensors:  # what they say of it heats no board
-            sensor.advance(stretch if isinstance(sensor, ThermalZones) else shown)
+            sensor.advance(stretch if isinstance(sensor, ThermalZones) else stretch_with_error)
         self._faults.apply_due((until_ns - self._t0_ns) * 1e-9)
         if self._proc is not None and now_ns >= self._proc_due_ns:
             self._proc_due_ns = now_ns + PROC_REFRESH_NS

@@ -123,10 +123,10 @@ class Ina3221:
             return
         shunt_mohm = self._wiring[channel].shunt_mohm
         steps = max(0, round(current_ma * shunt_mohm / SHUNT_STEP_UV))
-        shown = steps * SHUNT_STEP_UV // shunt_mohm, round(self._voltage_mv[channel] / BUS_STEP_MV) * BUS_STEP_MV
-        if shown != self._shown[channel]:
-            self._shown[channel] = shown
-            self._publish[channel](*shown)
+        registers = steps * SHUNT_STEP_UV // shunt_mohm, round(self._voltage_mv[channel] / BUS_STEP_MV) * BUS_STEP_MV
+        if registers != self._shown[channel]:
+            self._shown[channel] = registers
+            self._publish[channel](*registers)
 
 
 # RAPL: 1 ms, units of 2^-14 J (Intel SDM vol. 3B, 16.10). A GPU's: steps of 100 ms, whole microjoules.

@@ -78,7 +78,7 @@ class StateMarker:
                 return
             try:
                 hook(*args)
-            except Exception as error:  # the training goes on without a beacon
+            except Exception as error:  # the training goes on without marks
                 self.failure, self._on = f"{type(error).__name__}: {error}", False
 
         return guarded
@@ -106,11 +106,11 @@ class StateMarker:
         self._mark(BETWEEN)
 
     def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        known = self._optimizers.get(id(optimizer))
-        if known is None:
+        entry = self._optimizers.get(id(optimizer))
+        if entry is None:
             state = State(type(optimizer).__name__, "optimizer", "", "", *work_of_update(optimizer))
-            known = self._optimizers[id(optimizer)] = optimizer, self._log.add(state)
-        self._mark(known[1])
+            entry = self._optimizers[id(optimizer)] = optimizer, self._log.add(state)
+        self._mark(entry[1])
 
     def _after_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._mark(HOST)
@@ -133,16 +133,16 @@ class StateMarker:
     def _states(self, place: _ComputingModule, tensors: Sequence[torch.Tensor]) -> tuple[int, Backward]:
         """Id of the forward state, and the hook that marks the backward one."""
         shapes = tuple(tensor.shape for tensor in tensors[:2])
-        found = place.by_shape.get(shapes)
-        if found is None:
+        states = place.by_shape.get(shapes)
+        if states is None:
             parameters = [tuple(parameter.shape) for parameter in place.module.parameters(recurse=False)]
             signature = f"{tuple(shapes[0]) if shapes else None} {parameters}"
             kind = type(place.module).__name__
             work = work_of_call(place.module, tensors)
             forward = self._log.add(State(kind, "forward", place.name, signature, *work))
             backward = self._log.add(State(kind, "backward", place.name, signature, *work.of_backward()))
-            found = place.by_shape[shapes] = forward, self._backward_hook(backward)
-        return found
+            states = place.by_shape[shapes] = forward, self._backward_hook(backward)
+        return states
 
     def _backward_hook(self, state: int) -> Backward:
         mark = self._mark

@@ -49,17 +49,17 @@ def work_of_call(module: nn.Module, args: Iterable[Any]) -> Work:
     tensors = list(tensors_of(args))
     if not tensors:
         return Work()
-    given, *others = tensors
+    first, *others = tensors
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):  # of the table only the rows that are looked up
-        rows = given.numel() * module.embedding_dim
+        rows = first.numel() * module.embedding_dim
         summed = isinstance(module, nn.EmbeddingBag)
-        return Work(rows if summed else 0.0, _NUMBER_BYTES * (given.numel() + 2 * rows))
+        return Work(rows if summed else 0.0, _NUMBER_BYTES * (first.numel() + 2 * rows))
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    flops, out, kernels = _flops(module, given, others, parameters)
+    flops, out, kernels = _flops(module, first, others, parameters)
     if isinstance(module, nn.RNNBase):
         read = _numbers_read_again(module, kernels)
-        return Work(flops, _NUMBER_BYTES * (given.numel() + out + read), 0.0, cells=kernels)
-    return Work(flops, _NUMBER_BYTES * (given.numel() + out + parameters), kernels)
+        return Work(flops, _NUMBER_BYTES * (first.numel() + out + read), 0.0, cells=kernels)
+    return Work(flops, _NUMBER_BYTES * (first.numel() + out + parameters), kernels)
 
 
 def _numbers_read_again(module: nn.RNNBase, cells: float) -> float:
@@ -82,57 +82,57 @@ def work_of_update(optimizer: Any) -> Work:
 
 
 def _flops(
-    module: nn.Module, given: torch.Tensor, others: list[torch.Tensor], parameters: int
+    module: nn.Module, first: torch.Tensor, others: list[torch.Tensor], parameters: int
 ) -> tuple[float, float, float]:
     """FLOP, numbers that come out, and kernels, or cells of a recurrent layer."""
-    shape, samples = given.shape, given.shape[0] if given.dim() else 1
+    shape, samples = first.shape, first.shape[0] if first.dim() else 1
     if isinstance(module, (*_CONVOLUTIONS, *_TRANSPOSED)):
         dimensions = len(module.kernel_size)
         positions = math.prod(_positions(module, list(shape[-dimensions:])))
         at = math.prod(shape[-dimensions:]) if isinstance(module, _TRANSPOSED) else positions  # the weights meet
-        batch = samples if given.dim() == dimensions + 2 else 1
+        batch = samples if first.dim() == dimensions + 2 else 1
         return 2.0 * module.weight.numel() * at * batch, module.out_channels * positions * batch, 1
     if isinstance(module, nn.Linear):
-        rows = given.numel() / max(module.in_features, 1)
+        rows = first.numel() / max(module.in_features, 1)
         return 2.0 * module.weight.numel() * rows, rows * module.out_features, 1
     if isinstance(module, nn.RNNBase):
         directions = 2 if module.bidirectional else 1
-        rows = given.numel() / max(module.input_size, 1)
-        if given.dim() == 2 and others and others[0].dim() == 1:  # a packed sequence: batch sizes of each step
+        rows = first.numel() / max(module.input_size, 1)
+        if first.dim() == 2 and others and others[0].dim() == 1:  # a packed sequence: batch sizes of each step
             steps = len(others[0])
         else:
-            steps = shape[1 if module.batch_first and given.dim() == 3 else 0]
+            steps = shape[1 if module.batch_first and first.dim() == 3 else 0]
         gates = _GATES.get(module.mode, 1)  # each is written by both products, read, and saved
         numbers = (5 * gates + 3) * rows * module.hidden_size * module.num_layers * directions
         return 2.0 * parameters * rows, numbers, steps * module.num_layers * directions
     if isinstance(module, nn.MultiheadAttention):
-        rows = given.numel() / max(module.embed_dim, 1)
-        keys = others[0].shape if others and others[0].dim() == given.dim() else shape
-        length = keys[1 if module.batch_first and given.dim() == 3 else 0]
-        return 2.0 * parameters * rows + 4.0 * rows * length * module.embed_dim, given.numel(), 8
-    products, out = _products(module, given)
+        rows = first.numel() / max(module.embed_dim, 1)
+        keys = others[0].shape if others and others[0].dim() == first.dim() else shape
+        length = keys[1 if module.batch_first and first.dim() == 3 else 0]
+        return 2.0 * parameters * rows + 4.0 * rows * length * module.embed_dim, first.numel(), 8
+    products, out = _products(module, first)
     kernels = sum(1 for part in module.modules() if not any(True for _ in part.children()))
-    return 5.0 * given.numel() + products, out, kernels
+    return 5.0 * first.numel() + products, out, kernels
 
 
-def _products(module: nn.Module, given: torch.Tensor) -> tuple[float, float]:
+def _products(module: nn.Module, first: torch.Tensor) -> tuple[float, float]:
     """FLOP of an unknown module's weights, and numbers that come out.
 
     A matrix with as many rows or columns as the input has features meets each of its rows, or each of its tokens where
     these are whole numbers; other weights meet each sample once.
     """
-    flops, out, width = 0.0, float(given.numel()), given.shape[-1] if given.dim() else 1
+    flops, out, width = 0.0, float(first.numel()), first.shape[-1] if first.dim() else 1
     for part in module.modules():
         if isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
             continue
         for weight in part.parameters(recurse=False):
             if weight.dim() < 2:
                 continue
-            rows = float(given.shape[0] if given.dim() else 1)
-            if weight.dim() == 2 and not given.is_floating_point():
-                rows = float(given.numel())
+            rows = float(first.shape[0] if first.dim() else 1)
+            if weight.dim() == 2 and not first.is_floating_point():
+                rows = float(first.numel())
             elif weight.dim() == 2 and width in weight.shape:
-                rows = given.numel() / max(width, 1)
+                rows = first.numel() / max(width, 1)
                 out = max(out, rows * weight.numel() / max(width, 1))
             flops += 2.0 * weight.numel() * rows
     return flops, out
@@ -140,14 +140,14 @@ def _products(module: nn.Module, given: torch.Tensor) -> tuple[float, float]:
 
 def _positions(module: Any, sizes: list[int]) -> list[int]:
     """Size of a convolution's output along each dimension."""
-    found = []
+    positions = []
     for index, size in enumerate(sizes):
         kernel, stride, dilation = (value[index] for value in (module.kernel_size, module.stride, module.dilation))
         span = dilation * (kernel - 1)
         padding = module.padding
         around = (span if padding == "same" else 0) if isinstance(padding, str) else 2 * padding[index]
         if isinstance(module, _TRANSPOSED):
-            found.append(max((size - 1) * stride - around + span + module.output_padding[index] + 1, 0))
+            positions.append(max((size - 1) * stride - around + span + module.output_padding[index] + 1, 0))
         else:
-            found.append(max((size + around - span - 1) // stride + 1, 0))
-    return found
+            positions.append(max((size + around - span - 1) // stride + 1, 0))
+    return positions

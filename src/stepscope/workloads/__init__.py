@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import MissingDependency, UnknownName, UsageError, script_not_found_error
@@ -43,12 +44,12 @@ def find(name: str) -> Workload:
     """The workload of this name; `path/to/file.py:name` is one of a file of the user's."""
     path, colon, inner = name.rpartition(":")
     if colon and path.endswith(".py"):
-        return _of_file(Path(path), inner)
+        return _find_in_file(Path(path), inner)
     refuse_unknown(name)
-    known = _discover_workloads()[0]
-    if name not in known:
-        raise _unknown(name, known)
-    return known[name]
+    by_name = _discover_workloads()[0]
+    if name not in by_name:
+        raise _unknown(name, by_name)
+    return by_name[name]
 
 
 def refuse_unknown(name: str) -> None:
@@ -77,10 +78,9 @@ def _unknown(name: str, rows: Iterable[str]) -> UsageError:
         return UsageError(f"'{name}' is a script, and this needs a workload", takers)
     if path.suffix.startswith(".py") or len(path.parts) > 1:
         return script_not_found_error(name, "file")
-    found = UnknownName("workload", name, rows)
-    hint = found.hint or ""
-    if "did you mean" in hint:
-        return found
+    refusal = UnknownName("workload", name, rows)
+    if "did you mean" in (refusal.hint or ""):
+        return refusal
     count = len(list(rows))
     return UnknownName("workload", name, rows, f"stepscope workloads lists the {count}; a script of yours: train.py")
 
@@ -93,7 +93,7 @@ def check(name: str) -> Checked | None:
     return checked(workload)
 
 
-def _of_file(path: Path, name: str) -> Workload:
+def _find_in_file(path: Path, name: str) -> Workload:
     """A workload of a file that belongs to no package; whatever is wrong with the file is said with its own words."""
     _refuse_without_torch()
     module_name = f"stepscope_file_{path.stem}"
@@ -106,11 +106,27 @@ def _of_file(path: Path, name: str) -> Workload:
         spec.loader.exec_module(module)
     except Exception as error:
         raise UsageError(f"'{path}' cannot be imported: {type(error).__name__}: {error}", "mend the file") from error
-    offered: dict[str, Workload] = {workload.name: workload for workload in getattr(module, "WORKLOADS", ())}
+    listed, wrong = workloads_of(module)
+    if wrong is not None:
+        raise UsageError(f"'{path}': {wrong}", "WORKLOADS is a tuple of them (docs/add-a-workload.md)")
+    offered = {workload.name: workload for workload in listed}
     if name not in offered:
         hint = None if offered else "it has to name its workloads in WORKLOADS (docs/add-a-workload.md)"
         raise UnknownName(f"workload of '{path}'", name, offered, hint)
     return offered[name]
+
+
+def workloads_of(module: ModuleType) -> tuple[tuple[Workload, ...], str | None]:
+    """(what a module lists in WORKLOADS, what is wrong with the list); the first is empty where something is."""
+    from stepscope.workloads.contract import Workload
+
+    listed = getattr(module, "WORKLOADS", ())
+    if not isinstance(listed, (tuple, list)):
+        return (), f"WORKLOADS is a {type(listed).__name__}, and no tuple"
+    wrong = next((entry for entry in listed if not isinstance(entry, Workload)), None)
+    if wrong is not None:
+        return (), f"WORKLOADS holds a {type(wrong).__name__}, which is no Workload"
+    return tuple(listed), None
 
 
 def warnings() -> list[str]:
@@ -126,18 +142,18 @@ def _refuse_without_torch() -> None:
 
 def _discover_workloads() -> tuple[dict[str, Workload], list[str]]:
     _refuse_without_torch()
-    found = discover(sys.modules[__name__], ENTRY_POINTS, skip=_NOT_WORKLOADS)
-    known: dict[str, Workload] = {}
-    parts = list(found.warnings)
-    for module in found.modules:
-        offered = getattr(module, "WORKLOADS", None)
-        if offered is None:
-            parts.append(f"'{module.__name__}' was excluded: it names no WORKLOADS")
-            continue
-        taken = [workload.name for workload in offered if workload.name in known]
-        parts += [f"'{name}' of {module.__name__} was excluded: the name is taken" for name in taken]
-        known.update({workload.name: workload for workload in offered if workload.name not in known})
-    return known, parts
+    discovery = discover(sys.modules[__name__], ENTRY_POINTS, skip=_NOT_WORKLOADS)
+    by_name: dict[str, Workload] = {}
+    warnings = list(discovery.warnings)
+    for module in discovery.modules:
+        listed, wrong = workloads_of(module)
+        if not hasattr(module, "WORKLOADS"):
+            wrong = "it names no WORKLOADS"
+        if wrong is not None:
+            warnings.append(f"'{module.__name__}' was excluded: {wrong}")
+        twins = [workload for workload in listed if by_name.setdefault(workload.name, workload) is not workload]
+        warnings += [f"'{twin.name}' of {module.__name__} was excluded: the name is taken" for twin in twins]
+    return by_name, warnings
 
 
 @cache
@@ -153,5 +169,5 @@ def shipped_counts() -> dict[str, Any]:
         content = json.loads(FILE.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    known = isinstance(content, dict) and content.get("workloads") == files_digest()
-    return dict(content) if known else {}
+    is_current = isinstance(content, dict) and content.get("workloads") == files_digest()
+    return dict(content) if is_current else {}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from stepscope.workloads import _classification
-from stepscope.workloads.contract import Workload
+from stepscope.workloads.contract import Tier, Workload
 from stepscope.workloads.data import signals
 
 AXES, STEPS = signals.MOTION_SHAPE
@@ -49,8 +49,9 @@ class ActivityGRU(nn.Module):
         return scores
 
 
-def _workload(name: str, build: Callable[[], nn.Module], layer: str, summary: str, **more: object) -> Workload:
-    fields: dict[str, object] = {"tiers": ("edge",), **more}
+def _workload(
+    name: str, build: Callable[[], nn.Module], layer: str, summary: str, tiers: tuple[Tier, ...] = ("edge",)
+) -> Workload:
     return Workload(
         name=name,
         domain="sensors",
@@ -65,7 +66,7 @@ def _workload(name: str, build: Callable[[], nn.Module], layer: str, summary: st
         example=_classification.example_maker(signals.MOTION_SHAPE),
         loss=_classification.loss,
         correct=_classification.count_correct,
-        **fields,  # type: ignore[arg-type]
+        tiers=tiers,
     )
 
 

@@ -225,6 +225,7 @@ class Workload:
     hyperparameters: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: HYPERPARAMETERS)
     makers: Mapping[str, Callable[..., Optimizer]] = field(default_factory=lambda: OPTIMIZERS)
     tiers: tuple[Tier, ...] = ()
+    least_batch: int = 1  # 2 where batch norm sees single values: of one sample there is no variance
     needs: tuple[Extra, ...] = ()
     published: tuple[Published, ...] = ()
     own_band: Band | None = None  # of a workload from another package; ours are in _loss_bands.py
@@ -259,7 +260,8 @@ class Workload:
         """
         size = self.default_batch if batch is None else batch
         rule = optimizer or self.default_optimizer
-        _refuse_bad_numbers(size, lr)
+        self.refuse_small_batch(size)
+        _refuse_bad_rate(lr)
         if rule not in self.hyperparameters:
             raise UnknownName("optimizer", rule, self.hyperparameters)
         place = device_of(device)
@@ -287,6 +289,15 @@ class Workload:
             return partial(self.own_data, Path(data))
         return find_source(self.sources, data).load
 
+    def refuse_small_batch(self, batch: int) -> None:
+        """Raise UsageError for a batch that no step can be made with."""
+        if batch < self.least_batch:
+            samples = "1 sample" if batch == 1 else f"{batch} samples"
+            because = "" if batch < 1 else f" by '{self.name}': its batch norm needs more than one value a channel"
+            raise UsageError(
+                f"a batch of {samples} cannot be trained{because}", f"use --batch {self.least_batch} or more"
+            )
+
     def _refuse_missing(self) -> None:
         for need in self.needs:
             if importlib.util.find_spec(need.module) is None:
@@ -294,8 +305,6 @@ class Workload:
                 raise MissingDependency(f"'{self.name}' needs {need.module}, which is not installed", hint)
 
 
-def _refuse_bad_numbers(batch: int, lr: float | None) -> None:
-    if batch < 1:
-        raise UsageError(f"a batch of {batch} samples cannot be trained", "use --batch 1 or more")
+def _refuse_bad_rate(lr: float | None) -> None:
     if lr is not None and not (math.isfinite(lr) and lr > 0):
         raise UsageError(f"a learning rate of {lr} cannot be trained with", "use --lr with a number above 0")

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stepscope import clock
-from stepscope.workloads.contract import Batch, Extra, Published, Training, Workload, rates
+from stepscope.workloads.contract import Batch, Extra, Published, Tier, Training, Workload, rates
 from stepscope.workloads.data.source import DataFacts, Source, Splits
 
 SIDE, HISTORY, HELD = 84, 4, 4
@@ -79,8 +79,8 @@ class Emulator:
         self._sum += reward
         over = bool(self._ale.game_over()) or self._ale.lives() < self._lives
         self._lives = self._ale.lives()
-        shown = screens or [self._ale.getScreenGrayscale()]
-        return ActionResult(downscale_screen(np.maximum.reduce(shown)), float(np.clip(reward, -1, 1)), over)
+        last_screens = screens or [self._ale.getScreenGrayscale()]
+        return ActionResult(downscale_screen(np.maximum.reduce(last_screens)), float(np.clip(reward, -1, 1)), over)
 
     def restart(self) -> None:
         """A new game if the last one is over; after the loss of a life the same game goes on."""
@@ -109,11 +109,11 @@ class Replay:
     def __len__(self) -> int:
         return min(self._written, self._capacity)
 
-    def add(self, action: int, seen: ActionResult) -> None:
+    def add(self, action: int, result: ActionResult) -> None:
         """Store what an action led to in the place of the oldest."""
         place = self._written % self._capacity
-        self._pictures[place], self._actions[place] = seen.picture, action
-        self._rewards[place], self._over[place] = seen.reward, seen.over
+        self._pictures[place], self._actions[place] = result.picture, action
+        self._rewards[place], self._over[place] = result.reward, result.over
         self._written += 1
 
     def state(self) -> Tensor:
@@ -126,8 +126,8 @@ class Replay:
         oldest = self._written - len(self) + HISTORY  # so that no state reaches back to what was overwritten
         after = torch.randint(oldest, newest + 1, (size,), generator=self._random)
         place = after % self._capacity
-        rest = self._states(after - 1), self._actions[place], self._rewards[place]
-        return (*rest, self._states(after), self._over[place])
+        before = self._states(after - 1), self._actions[place], self._rewards[place]
+        return (*before, self._states(after), self._over[place])
 
     def _states(self, last: Tensor) -> Tensor:
         places = last[:, None] + torch.arange(1 - HISTORY, 1)  # [B, 4], oldest first
@@ -234,8 +234,8 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     assert isinstance(model, DQN)
     states, actions, rewards, following, over = batch
     aim = rewards + DISCOUNT * model.best_future_worth(following) * (~over).float()
-    taken = model(states).gather(1, actions[:, None]).squeeze(1)
-    return functional.smooth_l1_loss(taken, aim)
+    worth = model(states).gather(1, actions[:, None]).squeeze(1)
+    return functional.smooth_l1_loss(worth, aim)
 
 
 def step(training: Training, batch: Batch) -> Tensor:
@@ -262,11 +262,11 @@ def play_for_batches(training: Training) -> Iterator[Batch]:
     while True:
         began_ns = clock.monotonic_ns()
         for _ in range(ACTIONS_A_STEP if actions else max(FIRST, 2 * training.batch_size)):
-            action = _chosen(training, replay, actions, random)
-            seen = emulator.act(action)
-            replay.add(action, seen)
+            action = _choose_action(training, replay, actions, random)
+            result = emulator.act(action)
+            replay.add(action, result)
             actions += 1
-            if seen.over:
+            if result.over:
                 emulator.restart()
         played_ns += clock.monotonic_ns() - began_ns
         training.counters.update(
@@ -278,7 +278,7 @@ def play_for_batches(training: Training) -> Iterator[Batch]:
         yield replay.sample(training.batch_size)
 
 
-def _chosen(training: Training, replay: Replay, actions: int, random: torch.Generator) -> int:
+def _choose_action(training: Training, replay: Replay, actions: int, random: torch.Generator) -> int:
     """A random action with a share that falls from 1 to 0.1, else the one that is worth most."""
     share = 1 - 0.9 * min(1.0, max(0, actions - FIRST) / GREEDY_AFTER)
     if actions < FIRST or float(torch.rand((), generator=random)) < share:
@@ -294,8 +294,9 @@ def example(samples: int) -> Batch:
     return (states, *nothing, states.clone(), torch.zeros(samples, dtype=torch.bool))
 
 
-def _workload(name: str, variant: Variant, summary: str, remark: str, **more: object) -> Workload:
-    fields: dict[str, object] = {"tiers": ("paper-2019",), **more}
+def _workload(
+    name: str, variant: Variant, summary: str, remark: str, tiers: tuple[Tier, ...] = ("paper-2019",)
+) -> Workload:
     return Workload(
         name=name,
         domain="reinforcement learning",
@@ -321,7 +322,7 @@ def _workload(name: str, variant: Variant, summary: str, remark: str, **more: ob
             "rmsprop": {"lr": 2.5e-4, "alpha": 0.95, "eps": 0.01},
         },
         published=(Published("samples a second at batch 64", "13,618", "paper of 2019", remark),),
-        **fields,  # type: ignore[arg-type]
+        tiers=tiers,
     )
 
 

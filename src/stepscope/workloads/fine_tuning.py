@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepscope.workloads.contract import Batch, Published, Workload, rates
+from stepscope.workloads.contract import Batch, Published, Tier, Workload, rates
 from stepscope.workloads.data import questions
 from stepscope.workloads.data.text import WindowForm
 from stepscope.workloads.language import language_model
@@ -68,17 +68,17 @@ class BertLayer(nn.Module):
         self.norm2 = nn.LayerNorm(width, eps=_EPS)
         self.drop = nn.Dropout(_DROPOUT)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        x = self.norm1(x + self.drop(self._attended(x, seen)))
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.norm1(x + self.drop(self._attend(x, mask)))
         y: Tensor = self.norm2(x + self.drop(self.mlp(x)))
         return y
 
-    def _attended(self, x: Tensor, seen: Tensor) -> Tensor:
+    def _attend(self, x: Tensor, mask: Tensor) -> Tensor:
         q, k, v = (
-            each(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.q, self.k, self.v)
+            projection(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for projection in (self.q, self.k, self.v)
         )  # [B, heads, T, C/heads]
         dropout = _DROPOUT if self.training else 0.0
-        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout)
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return out
 
@@ -105,9 +105,9 @@ class BertQA(nn.Module):
         if self.types is not None:
             x = x + self.types(types)
         x = self.drop(self.norm(x))
-        seen = mask[:, None, None, :]  # [B, 1, 1, T]
+        attention_mask = mask[:, None, None, :]  # [B, 1, 1, T]
         for layer in self.layers:
-            x = layer(x, seen)
+            x = layer(x, attention_mask)
         scores: Tensor = self.answer(x)  # [B, T, 2]
         return scores
 
@@ -123,8 +123,8 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 def count_correct(model: nn.Module, batch: Batch) -> Tensor:
     """Return how many answers have both ends right."""
     tokens, types, mask, start, end = batch
-    found = model(tokens, types, mask).masked_fill(~mask[..., None], float("-inf")).argmax(1)  # [B, 2]
-    right: Tensor = ((found[:, 0] == start) & (found[:, 1] == end)).sum()
+    ends = model(tokens, types, mask).masked_fill(~mask[..., None], float("-inf")).argmax(1)  # [B, 2]
+    right: Tensor = ((ends[:, 0] == start) & (ends[:, 1] == end)).sum()
     return right
 
 
@@ -134,8 +134,10 @@ def example(length: int, samples: int) -> Batch:
     return tokens, tokens.clone(), torch.ones(samples, length, dtype=torch.bool), first, first.clone()
 
 
-def _workload(name: str, variant: BertVariant, length: int, summary: str, **more: object) -> Workload:
-    fields: dict[str, object] = {"default_batch": 8, "tiers": ("edge",), **more}
+def _workload(
+    name: str, variant: BertVariant, length: int, summary: str, default_batch: int = 8,
+    tiers: tuple[Tier, ...] = ("edge",), published: tuple[Published, ...] = (),
+) -> Workload:  # fmt: skip
     return Workload(
         name=name,
         domain="question answering",
@@ -153,7 +155,9 @@ def _workload(name: str, variant: BertVariant, length: int, summary: str, **more
         loss=loss,
         correct=count_correct,
         hyperparameters=rates(sgd=0.02, momentum=0.005, adam=1e-4, rmsprop=2e-5),
-        **fields,  # type: ignore[arg-type]
+        default_batch=default_batch,
+        tiers=tiers,
+        published=published,
     )
 
 
@@ -207,24 +211,24 @@ class SmolLayer(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self._attended(self.norm1(x), cos, sin)
+        x = x + self._attend(self.norm1(x), cos, sin)
         y = self.norm2(x)
         z: Tensor = x + self.down(functional.silu(self.gate(y)) * self.up(y))
         return z
 
-    def _attended(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         samples, tokens, width = x.shape
         q = self.q(x).view(samples, tokens, self.heads, self.size).transpose(1, 2)  # [B, 9, T, 64]
         k = self.k(x).view(samples, tokens, self.key_heads, self.size).transpose(1, 2)  # [B, 3, T, 64]
         v = self.v(x).view(samples, tokens, self.key_heads, self.size).transpose(1, 2)
         shared = self.heads // self.key_heads
-        k, v = _rotated(k, cos, sin).repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
-        y = functional.scaled_dot_product_attention(_rotated(q, cos, sin), k, v, is_causal=True)
+        k, v = _rotate_by_position(k, cos, sin).repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+        y = functional.scaled_dot_product_attention(_rotate_by_position(q, cos, sin), k, v, is_causal=True)
         out: Tensor = self.out(y.transpose(1, 2).reshape(samples, tokens, width))
         return out
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate_by_position(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Pairs (i, i + half) turned by the angle of their position: [B, heads, T, 64]."""
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)

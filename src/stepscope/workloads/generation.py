@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stepscope.workloads import _classification
-from stepscope.workloads._classification import C32, published_2019
+from stepscope.workloads._classification import C32, COLOUR, published_2019
 from stepscope.workloads.contract import Batch, Training, Workload, rates
+from stepscope.workloads.data import pictures
 from stepscope.workloads.data.pictures import Shape
 
 
@@ -40,14 +41,14 @@ def generator_workload(
     loss: Callable[[nn.Module, Batch], Tensor],
     **more: object,
 ) -> Workload:
-    """A workload that learns to make images of one size; `more` are further fields of it."""
+    """A workload that learns to make images of one size, of pixels from -1 to 1; `more` are further fields of it."""
     return Workload(
         name=name,
         domain="image generation",
         build=build,
         input_shape=shape,
         default_optimizer="adam",
-        sources=_classification.sources(shape, classes=10),
+        sources=pictures.sources(COLOUR, shape, classes=10, symmetric=True),
         example=_classification.example_maker(shape),
         loss=loss,
         **more,  # type: ignore[arg-type]
@@ -71,16 +72,19 @@ class DCGAN(nn.Module):
     def __init__(self, variant: Variant) -> None:
         super().__init__()
         widths = variant.widths
-        made: list[nn.Module] = [nn.ConvTranspose2d(NOISE, widths[0], 4, bias=False), *_norm(widths[0])]
+        generator_layers: list[nn.Module] = [nn.ConvTranspose2d(NOISE, widths[0], 4, bias=False), *_norm(widths[0])]
         for channels, out in itertools.pairwise(widths):
-            made += [nn.ConvTranspose2d(channels, out, 4, stride=2, padding=1, bias=False), *_norm(out)]
-        made += [nn.ConvTranspose2d(widths[-1], 3, 4, stride=2, padding=1, bias=False), nn.Tanh()]
-        seen: list[nn.Module] = [nn.Conv2d(3, widths[-1], 4, stride=2, padding=1, bias=False), nn.LeakyReLU(0.2)]
+            generator_layers += [nn.ConvTranspose2d(channels, out, 4, stride=2, padding=1, bias=False), *_norm(out)]
+        generator_layers += [nn.ConvTranspose2d(widths[-1], 3, 4, stride=2, padding=1, bias=False), nn.Tanh()]
+        discriminator_layers: list[nn.Module] = [
+            nn.Conv2d(3, widths[-1], 4, stride=2, padding=1, bias=False),
+            nn.LeakyReLU(0.2),
+        ]
         for channels, out in itertools.pairwise(widths[::-1]):
-            seen += [nn.Conv2d(channels, out, 4, stride=2, padding=1, bias=False), nn.BatchNorm2d(out)]
-            seen.append(nn.LeakyReLU(0.2))
-        seen += [nn.Conv2d(widths[0], 1, 4, bias=False), nn.Flatten(0)]
-        self.generator, self.discriminator = nn.Sequential(*made), nn.Sequential(*seen)
+            discriminator_layers += [nn.Conv2d(channels, out, 4, stride=2, padding=1, bias=False), nn.BatchNorm2d(out)]
+            discriminator_layers.append(nn.LeakyReLU(0.2))
+        discriminator_layers += [nn.Conv2d(widths[0], 1, 4, bias=False), nn.Flatten(0)]
+        self.generator, self.discriminator = nn.Sequential(*generator_layers), nn.Sequential(*discriminator_layers)
         for module in self.modules():
             if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
                 nn.init.normal_(module.weight, std=0.02)
@@ -100,9 +104,9 @@ def _adversarial_loss(scores: Tensor, real: bool) -> Tensor:
     return functional.binary_cross_entropy_with_logits(scores, torch.full_like(scores, float(real)))
 
 
-def _discriminator_loss(model: DCGAN, images: Tensor, made: Tensor) -> Tensor:
+def _discriminator_loss(model: DCGAN, images: Tensor, fakes: Tensor) -> Tensor:
     return _adversarial_loss(model.discriminator(images), real=True) + _adversarial_loss(
-        model.discriminator(made.detach()), real=False
+        model.discriminator(fakes.detach()), real=False
     )
 
 
@@ -113,8 +117,8 @@ def _noise(images: Tensor) -> Tensor:
 def dcgan_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Both losses in one graph, with all the work of a step: for counting. `step` trains with one after the other."""
     assert isinstance(model, DCGAN)
-    made = model(_noise(batch[0]))
-    return _discriminator_loss(model, batch[0], made) + _adversarial_loss(model.discriminator(made), real=True)
+    fakes = model(_noise(batch[0]))
+    return _discriminator_loss(model, batch[0], fakes) + _adversarial_loss(model.discriminator(fakes), real=True)
 
 
 def step(training: Training, batch: Batch) -> Tensor:
@@ -122,15 +126,15 @@ def step(training: Training, batch: Batch) -> Tensor:
     model, (of_generator, of_discriminator) = training.model, training.optimizers
     assert isinstance(model, DCGAN)
     of_discriminator.zero_grad()
-    made = model(_noise(batch[0]))
-    against = _discriminator_loss(model, batch[0], made)
-    against.backward()  # type: ignore[no-untyped-call]
+    fakes = model(_noise(batch[0]))
+    discriminator_loss = _discriminator_loss(model, batch[0], fakes)
+    discriminator_loss.backward()  # type: ignore[no-untyped-call]
     of_discriminator.step()
     of_generator.zero_grad()
-    fooled = _adversarial_loss(model.discriminator(made), real=True)
-    fooled.backward()  # type: ignore[no-untyped-call]
+    generator_loss = _adversarial_loss(model.discriminator(fakes), real=True)
+    generator_loss.backward()  # type: ignore[no-untyped-call]
     of_generator.step()
-    return against.detach() + fooled.detach()
+    return discriminator_loss.detach() + generator_loss.detach()
 
 
 def groups(model: nn.Module) -> tuple[Iterable[nn.Parameter], ...]:
@@ -215,23 +219,23 @@ class UNet(nn.Module):
         self.norm, self.out = nn.GroupNorm(GROUPS, width), nn.Conv2d(width, 3, 3, padding=1)
 
     def forward(self, x: Tensor, times: Tensor) -> Tensor:
-        time = self.time(_embedded(times))  # [B, 128]
-        x, kept = self.stem(x), []
+        time = self.time(_embed_time(times))  # [B, 128]
+        x, skips = self.stem(x), []
         for number, block in enumerate(self.down):
             x = block(x, time)
-            kept.append(x)  # [B, w, 32, 32], [B, 2w, 16, 16], [B, 2w, 8, 8]
+            skips.append(x)  # [B, w, 32, 32], [B, 2w, 16, 16], [B, 2w, 8, 8]
             if number < len(self.halve):
                 x = self.halve[number](x)
         x = self.attention(self.middle(x, time))  # [B, 2w, 8, 8]
         for number, block in enumerate(self.up):
-            x = block(torch.cat([x, kept.pop()], dim=1), time)
+            x = block(torch.cat([x, skips.pop()], dim=1), time)
             if number < len(self.widen):
                 x = self.widen[number](functional.interpolate(x, scale_factor=2.0))
         noise: Tensor = self.out(functional.silu(self.norm(x)))
         return noise
 
 
-def _embedded(times: Tensor) -> Tensor:
+def _embed_time(times: Tensor) -> Tensor:
     """Sines and cosines of growing frequency: [B] to [B, 128]."""
     frequencies = torch.exp(torch.arange(TIME // 2, device=times.device) * (-math.log(10_000) / (TIME // 2)))
     angles = 1000 * times[:, None] * frequencies

@@ -272,6 +272,7 @@ WORKLOADS = (
         classes=10,
         summary="GoogLeNet with its stem for large images at 32 x 32, as the paper of 2019 printed it: tiny maps",
         default_batch=32,
+        least_batch=2,
         tiers=("smoke", "paper-2019"),
     ),
     _COMMON(
@@ -295,6 +296,7 @@ WORKLOADS = (
         shape=C32,
         classes=10,
         summary="Xception with its stem for large images at 32 x 32: 21 million weights for 2 x 2 pixels",
+        least_batch=2,
         tiers=("smoke", "paper-2019"),
     ),
     _XCEPTION_COMMON(

@@ -188,11 +188,11 @@ class Block(nn.Module):
         self.drop = nn.Dropout(variant.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop(self._attended(self.norm1(x)))
+        x = x + self.drop(self._attend(self.norm1(x)))
         y: Tensor = x + self.drop(self.mlp(self.norm2(x)))
         return y
 
-    def _attended(self, x: Tensor) -> Tensor:
+    def _attend(self, x: Tensor) -> Tensor:
         samples, tokens, width = x.shape
         q, k, v = self.qkv(x).view(samples, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # [B, heads, T, C/heads]
         dropout = self.dropout if self.training else 0.0
@@ -252,7 +252,11 @@ class Translator(nn.Module):
         states, (h, c) = self.encoder(self.drop(self.source(source)))  # [B, S, 1024]; [2, B, 512]
         memory = self.memory(states)  # [B, S, 512]
         padding = source == PADDING
-        carried = [(h[0], c[0]), (h[1], c[1])]
+        # Read to the right, padding of dozens of words has wiped out all that the sentence left: the state that the
+        # first cell starts from is the one at the last word. The cell's own content there is not to be had, so none.
+        last = (~padding).sum(dim=1, keepdim=True).clamp(min=1) - 1  # [B, 1]
+        at_last_word = states[:, :, :UNITS].gather(1, last[:, :, None].expand(-1, -1, UNITS)).squeeze(1)  # [B, 512]
+        carried = [(at_last_word, torch.zeros_like(c[0])), (h[1], c[1])]
         looked = torch.zeros_like(h[0])  # what was attended to, [B, 512]
         outputs = []
         for word in self.drop(self.target(written)).unbind(dim=1):

@@ -177,6 +177,7 @@ WORKLOADS = (
         dominant_layer="linear",
         input_shape=(FEATURES,),
         default_batch=128,
+        least_batch=2,
         default_optimizer="adam",
         references=("Banbury et al., MLPerf Tiny, NeurIPS 2021, arXiv:2106.07597", "https://github.com/mlcommons/tiny"),
         build=Autoencoder,

@@ -128,7 +128,7 @@ def _workloads_of_2019(
     depth: int,
     blocks: tuple[int, ...],
     batches: tuple[int, int],
-    said: tuple[str, str],
+    remarks: tuple[str, str],
     figures: tuple[Published, ...],
 ) -> tuple[Workload, Workload]:
     """A network of the paper of 2019 at 32 x 32 and at 224 x 224, with the default batch and what is said of each."""
@@ -137,7 +137,7 @@ def _workloads_of_2019(
         _SMALL(
             name=f"resnet{depth}-c32",
             build=functools.partial(ResNet, small),
-            summary=f"ResNet{depth} at 32 x 32: {said[0]}",
+            summary=f"ResNet{depth} at 32 x 32: {remarks[0]}",
             default_batch=batches[0],
             tiers=("paper-2019",),
             published=figures,
@@ -146,7 +146,7 @@ def _workloads_of_2019(
             name=f"resnet{depth}-224",
             build=functools.partial(ResNet, large),
             classes=large.classes,
-            summary=f"ResNet{depth} at 224 x 224: {said[1]}",
+            summary=f"ResNet{depth} at 224 x 224: {remarks[1]}",
             default_batch=batches[1],
             tiers=("paper-2019",),
             published=figures,
@@ -250,7 +250,7 @@ WORKLOADS = (
         50,
         (3, 4, 6, 3),
         batches=(16, 4),
-        said=("bottlenecks, bound by arithmetic", "the yardstick of vision benchmarks"),
+        remarks=("bottlenecks, bound by arithmetic", "the yardstick of vision benchmarks"),
         figures=published_2019(
             "4G", "multiply-adds at 224 x 224 (true: 4,089M)", "98M", "megabytes of weights (true: 25.56M parameters)"
         ),
@@ -259,7 +259,7 @@ WORKLOADS = (
         101,
         (3, 4, 23, 3),
         batches=(8, 2),
-        said=("the paper of 2019 could not train it on its board", "121 MiB of activations an image"),
+        remarks=("the paper of 2019 could not train it on its board", "121 MiB of activations an image"),
         figures=published_2019(
             "8G", "multiply-adds at 224 x 224", "155M", "megabytes of activations (true: 44.55M parameters)"
         ),
@@ -268,7 +268,7 @@ WORKLOADS = (
         152,
         (3, 8, 36, 3),
         batches=(8, 2),
-        said=("the deepest network of the suite", "170 MiB of activations an image"),
+        remarks=("the deepest network of the suite", "170 MiB of activations an image"),
         figures=published_2019(
             "11G", "multiply-adds at 224 x 224", "220M", "megabytes of activations (true: 60.19M parameters)"
         ),

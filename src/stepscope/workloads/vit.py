@@ -48,11 +48,11 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self._attended(self.norm1(x))
+        x = x + self._attend(self.norm1(x))
         y: Tensor = x + self.mlp(self.norm2(x))
         return y
 
-    def _attended(self, x: Tensor) -> Tensor:
+    def _attend(self, x: Tensor) -> Tensor:
         samples, tokens, width = x.shape
         q, k, v = self.qkv(x).view(samples, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # [B, heads, T, C/heads]
         y = functional.scaled_dot_product_attention(q, k, v)

@@ -112,10 +112,10 @@ def _state(where: Path, checksum: str) -> str:
         return "missing"
     algorithm, _, expected = checksum.partition(":")
     try:
-        found = digest_of(where, algorithm)
+        digest = digest_of(where, algorithm)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    return "ok" if found == expected else f"{algorithm} is {found}, expected {expected}"
+    return "ok" if digest == expected else f"{algorithm} is {digest}, expected {expected}"
 
 
 def _again(dataset: DataSet) -> str:
@@ -144,7 +144,7 @@ def _fetch_file(dataset: DataSet, file: RemoteFile, progress: Progress) -> Path:
         try:
             where.parent.mkdir(parents=True, exist_ok=True)
             with _alone_in(where.parent):
-                return _resumed_or_anew(url, where, file, progress)
+                return _resume_or_start_anew(url, where, file, progress)
         except ValueError:  # pooch's word for a wrong checksum; it has removed what it downloaded
             failures.append(f"{url}: the checksum is wrong: the file there has changed, or is not the file any more")
         except _BROKEN as error:
@@ -169,70 +169,70 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(number)
 
 
-def _resumed_or_anew(url: str, where: Path, file: RemoteFile, progress: Progress) -> Path:
+def _resume_or_start_anew(url: str, where: Path, file: RemoteFile, progress: Progress) -> Path:
     """Return the file, begun anew where what an earlier try has left does not belong to it."""
-    resumed = _part_of(where).exists()
+    resumed = _partial_file(where).exists()
     try:
-        return _from_one(url, where, file, progress)
+        return _fetch_from_url(url, where, file, progress)
     except ValueError:
         if not resumed:
             raise
-        return _from_one(url, where, file, progress)
+        return _fetch_from_url(url, where, file, progress)
 
 
-def _part_of(where: Path) -> Path:
+def _partial_file(where: Path) -> Path:
     return where.with_name(where.name + ".part")
 
 
-def _from_one(url: str, where: Path, file: RemoteFile, progress: Progress) -> Path:
+def _fetch_from_url(url: str, where: Path, file: RemoteFile, progress: Progress) -> Path:
     pooch = importlib.import_module("pooch")
     logger = pooch.get_logger()
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # it tells on stderr what our own progress shows
     try:
-        kept = pooch.retrieve(
+        fetched_path = pooch.retrieve(
             url,
             known_hash=file.checksum,
             fname=where.name,
             path=where.parent,
-            downloader=_resuming(_part_of(where), file, progress),
+            downloader=_resuming_downloader(_partial_file(where), file, progress),
         )
     finally:
         logger.setLevel(level)
-    return Path(kept)
+    return Path(fetched_path)
 
 
-def _resuming(part: Path, file: RemoteFile, progress: Progress) -> Callable[[str, str, Any], None]:
+def _resuming_downloader(part: Path, file: RemoteFile, progress: Progress) -> Callable[[str, str, Any], None]:
     """A downloader for pooch that goes on with what an earlier try has left in `part`."""
 
     def download(url: str, output_file: str, _: Any) -> None:
-        _continue(url, part, file, progress)
+        _append_missing_bytes(url, part, file, progress)
         shutil.move(part, output_file)
 
     return download
 
 
-def _continue(url: str, part: Path, file: RemoteFile, progress: Progress) -> None:
+def _append_missing_bytes(url: str, part: Path, file: RemoteFile, progress: Progress) -> None:
     """Append to `part` what is missing of the file at `url`; a server that knows no ranges starts over."""
-    done = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"User-Agent": "stepscope", "Range": f"bytes={done}-"})
+    present_bytes = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"User-Agent": "stepscope", "Range": f"bytes={present_bytes}-"})
     try:
         answer = urllib.request.urlopen(request, timeout=_TIMEOUT_S)
     except urllib.error.HTTPError as error:
         with contextlib.closing(error):
-            if error.code == 416 and done:  # nothing is missing; the checksum decides whether that is so
+            if error.code == 416 and present_bytes:  # nothing is missing; the checksum decides whether that is so
                 return
             raise
     with answer, part.open("ab" if answer.status == 206 else "wb") as opened:
-        done = done if answer.status == 206 else 0
-        left = answer.headers.get("Content-Length")
-        size = done + int(left) if left else file.size
+        present_bytes = present_bytes if answer.status == 206 else 0
+        missing_bytes = answer.headers.get("Content-Length")
+        size = present_bytes + int(missing_bytes) if missing_bytes else file.size
         while block := answer.read(_FETCHING_BLOCK):
             opened.write(block)
-            done += len(block)
-            progress(file.name, done, size)
-        if left and done < int(size or 0):
-            raise ConnectionError(f"the connection broke off after {done} of {size} bytes")
+            present_bytes += len(block)
+            progress(file.name, present_bytes, size)
+        if missing_bytes and present_bytes < int(size or 0):
+            raise ConnectionError(f"the connection broke off after {present_bytes} of {size} bytes")
 
 
 def _describe_error(error: Exception) -> str:

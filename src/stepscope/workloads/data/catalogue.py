@@ -206,10 +206,10 @@ PACKAGED = (
 
 def find(name: str) -> DataSet:
     """The data set of this name."""
-    known = {dataset.name: dataset for dataset in DATA_SETS}
-    if name not in known:
-        raise UnknownName("data set", name, known)
-    return known[name]
+    by_name = {dataset.name: dataset for dataset in DATA_SETS}
+    if name not in by_name:
+        raise UnknownName("data set", name, by_name)
+    return by_name[name]
 
 
 __all__ = ["fetch", "listed", "verify"]
@@ -217,8 +217,10 @@ __all__ = ["fetch", "listed", "verify"]
 
 def listed() -> list[dict[str, Any]]:
     """Every data set: name, present, summary, licence, and how to get it."""
-    downloads = [_row(each, cache.is_present(each), f"stepscope data fetch {each.name}") for each in DATA_SETS]
-    return [*downloads, *(_row(each, each.present(), each.get) for each in PACKAGED)]
+    downloads = [
+        _row(dataset, cache.is_present(dataset), f"stepscope data fetch {dataset.name}") for dataset in DATA_SETS
+    ]
+    return [*downloads, *(_row(dataset, dataset.present(), dataset.get) for dataset in PACKAGED)]
 
 
 def fetch(name: str, progress: Callable[[str, int, int | None], None] = lambda name, done, size: None) -> list[Path]:
@@ -235,16 +237,22 @@ def verify(names: Sequence[str] = ()) -> list[dict[str, str]]:
 
     The state is "ok" where the checksum holds. Raises UnknownName.
     """
-    chosen = [find(name) for name in names] or [each for each in DATA_SETS if _partly_present(each)]
+    chosen = [find(name) for name in names] or [dataset for dataset in DATA_SETS if _partly_present(dataset)]
     return [
-        {"data set": each.name, "file": file, "state": state}
-        for each in chosen
-        for file, state in cache.verify(each).items()
+        {"data set": dataset.name, "file": file, "state": state}
+        for dataset in chosen
+        for file, state in cache.verify(dataset).items()
     ]
 
 
-def _row(each: Any, present: bool, get: str) -> dict[str, Any]:
-    return {"name": each.name, "present": present, "summary": each.summary, "licence": each.licence, "get": get}
+def _row(dataset: Any, present: bool, get: str) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        "present": present,
+        "summary": dataset.summary,
+        "licence": dataset.licence,
+        "get": get,
+    }
 
 
 def _partly_present(dataset: cache.DataSet) -> bool:

@@ -68,7 +68,7 @@ def picture(path: Path, shape: Shape) -> Tensor:
     left, top = (large.width - width) // 2, (large.height - height) // 2
     pixels = np.asarray(large.crop((left, top, left + width, top + height)), dtype=np.float32) / 255
     values = torch.from_numpy(pixels.reshape(height, width, channels)).permute(2, 0, 1)
-    mean, std = (torch.tensor(each[:channels]).view(-1, 1, 1) for each in (MEAN, STD))
+    mean, std = (torch.tensor(values_by_channel[:channels]).view(-1, 1, 1) for values_by_channel in (MEAN, STD))
     return ((values - mean) / std).contiguous()
 
 

@@ -64,37 +64,37 @@ WEIGHTS = {
 
 def shipped_weights(workload: str) -> dict[str, Tensor]:
     """The weights that ship for a workload, by name. DataUnavailable where they are not what was packaged."""
-    found = load_arrays(f"{workload}.npz", None, WEIGHTS[workload].sha256)
-    return {name: torch.from_numpy(array) for name, array in found.items()}
+    arrays = load_arrays(f"{workload}.npz", None, WEIGHTS[workload].sha256)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def load_arrays(file: str, names: Sequence[str] | None, sha256: str, folder: Path | None = None) -> dict[str, Array]:
     """The arrays of these names in this order, or all. DataUnavailable where they are not what was packaged."""
     try:
         with ((folder or FOLDER) / file).open("rb") as opened, np.load(opened, allow_pickle=False) as packed:
-            found = {name: packed[name] for name in (packed.files if names is None else names)}
+            arrays = {name: packed[name] for name in (packed.files if names is None else names)}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise _damaged(file, f"cannot be read ({error})") from error
-    if arrays_sha256(found.values()) != sha256:
+    if arrays_sha256(arrays.values()) != sha256:
         raise _damaged(file, "is not what was packaged (its content hash differs)")
-    return found
+    return arrays
 
 
 def load_text(file: str, sha256: str, folder: Path | None = None) -> str:
     """The text of a file. DataUnavailable where it is not what was packaged."""
     try:
-        found = gzip.decompress(((folder or FOLDER) / file).read_bytes()).decode("utf-8")
+        text = gzip.decompress(((folder or FOLDER) / file).read_bytes()).decode("utf-8")
     except (OSError, ValueError, EOFError, zlib.error) as error:
         raise _damaged(file, f"cannot be read ({error})") from error
-    if text_sha256(found) != sha256:
+    if text_sha256(text) != sha256:
         raise _damaged(file, "is not what was packaged (its content hash differs)")
-    return found
+    return text
 
 
-def arrays_sha256(found: Iterable[Array]) -> str:
+def arrays_sha256(arrays: Iterable[Array]) -> str:
     """SHA-256 of the bytes of the arrays in their order, so that it outlives a change of compression."""
     digest = hashlib.sha256()
-    for array in found:
+    for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 

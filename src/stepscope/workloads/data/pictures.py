@@ -116,13 +116,22 @@ def resized_splits(pictures: Pictures, shape: Shape, two_classes: bool = False) 
     return Splits(train, test, facts)
 
 
-def sources(sets: Sequence[PictureSet], shape: Shape, classes: int) -> tuple[Source, ...]:
-    """Return the data that a network of this input and so many outputs can be trained on: no more classes than that."""
+def sources(sets: Sequence[PictureSet], shape: Shape, classes: int, symmetric: bool = False) -> tuple[Source, ...]:
+    """Return the data that a network of this input and so many outputs can be trained on: no more classes than that.
+
+    symmetric: pixels from -1 to 1, the range of a tanh, in place of mean 0 and deviation 1.
+    """
     two = classes == 2
-    fit = [each for each in sets if each.classes <= classes or two]
     return tuple(
-        Source(each.name, each.kind, functools.partial(_load, each, shape, two), each.present, each.fetch)
-        for each in fit
+        Source(
+            pictures.name,
+            pictures.kind,
+            functools.partial(_load, pictures, shape, two, symmetric),
+            pictures.present,
+            pictures.fetch,
+        )
+        for pictures in sets
+        if pictures.classes <= classes or two
     )
 
 
@@ -135,8 +144,11 @@ def content_sha256(*parts: LabelledImages) -> str:
     return digest.hexdigest()
 
 
-def _load(each: PictureSet, shape: Shape, two_classes: bool) -> Splits:
-    return resized_splits(each.read(), shape, two_classes)
+def _load(picture_set: PictureSet, shape: Shape, two_classes: bool, symmetric: bool) -> Splits:
+    pictures = picture_set.read()
+    if symmetric:
+        pictures = replace(pictures, mean=(0.5,), std=(0.5,))
+    return resized_splits(pictures, shape, two_classes)
 
 
 DIGITS_MEAN, DIGITS_STD = 0.1307, 0.3081  # of the pixels of all of MNIST, scaled to 0..1
@@ -161,11 +173,6 @@ CLOTHING_FACTS = DataFacts(
 )
 
 
-def digits28() -> Splits:
-    """The digits as one-channel images, [1, 28, 28], normalised."""
-    return resized_splits(digits(), (1, 28, 28))
-
-
 def digits() -> Pictures:
     """The digits as bytes, for inputs of any size."""
     return _packaged("digits.npz", DIGITS_MEAN, DIGITS_STD, DIGITS_FACTS)
@@ -177,8 +184,8 @@ def clothing() -> Pictures:
 
 
 def _packaged(file: str, mean: float, std: float, facts: DataFacts) -> Pictures:
-    found = packaged.load_arrays(file, packaged.PICTURES, facts.sha256)
-    images, labels, test_images, test_labels = (torch.from_numpy(array) for array in found.values())
+    arrays = packaged.load_arrays(file, packaged.PICTURES, facts.sha256)
+    images, labels, test_images, test_labels = (torch.from_numpy(array) for array in arrays.values())
     train, test = (
         LabelledImages(images.unsqueeze(1), labels.long()),
         LabelledImages(test_images.unsqueeze(1), test_labels.long()),
@@ -289,25 +296,25 @@ def _read_idx(dataset: DataSet) -> Pictures:
 def _content(dataset: DataSet, name: str) -> bytes:
     try:
         if not cache.is_present(dataset) and dataset is catalogue.FASHION_MNIST:
-            return _of_debian(name)
+            return _read_debian_file(name)
         return gzip.decompress(cache.read(dataset, name))
     except (OSError, EOFError, zlib.error) as error:
         raise _damaged_idx(name, f"cannot be read ({error})") from error
 
 
-def _of_debian(name: str) -> bytes:
+def _read_debian_file(name: str) -> bytes:
     content = gzip.decompress((DEBIAN / name).read_bytes())
     if hashlib.sha256(content).hexdigest() != _DEBIAN_SHA256[name]:
         raise _damaged_idx(name, "is not what Debian packaged (its content hash differs)")
     return content
 
 
-def _in_debian() -> bool:
+def _is_debian_package_here() -> bool:
     return all((DEBIAN / name).is_file() for name in _DEBIAN_SHA256)
 
 
 def _fashion_present() -> bool:
-    return cache.is_present(catalogue.FASHION_MNIST) or _in_debian()
+    return cache.is_present(catalogue.FASHION_MNIST) or _is_debian_package_here()
 
 
 def _damaged_idx(name: str, what: str) -> DataUnavailable:

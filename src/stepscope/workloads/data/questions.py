@@ -69,9 +69,9 @@ def sources(length: int) -> tuple[Source, ...]:
 def questions(content: bytes) -> Iterator[Question]:
     """The questions of one file, each with its first answer."""
     try:
-        paragraphs = [each for article in json.loads(content)["data"] for each in article["paragraphs"]]
-        for paragraph in paragraphs:
-            yield from _of_paragraph(paragraph)
+        for article in json.loads(content)["data"]:
+            for paragraph in article["paragraphs"]:
+                yield from _questions_of_paragraph(paragraph)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         hint = f"stepscope data fetch {catalogue.SQUAD.name}"
         raise DataUnavailable(f"a file of SQuAD is not as published ({error!r})", hint) from error
@@ -80,23 +80,23 @@ def questions(content: bytes) -> Iterator[Question]:
 def encoded_questions(questions: list[Question], numbers: dict[str, int], length: int) -> EncodedQuestions:
     """The questions whose answer lies within `length` tokens."""
     rows, bounds = [], []
-    for each in questions:
-        first = [CLS, *(_number(word, numbers) for word in each.question[:_MOST_QUESTION]), SEP]
+    for question in questions:
+        first = [CLS, *(_number(word, numbers) for word in question.question[:_MOST_QUESTION]), SEP]
         room = length - len(first) - 1
-        if each.end < room:
-            tokens = [*first, *(_number(word, numbers) for word in each.paragraph[:room]), SEP]
+        if question.end < room:
+            tokens = [*first, *(_number(word, numbers) for word in question.paragraph[:room]), SEP]
             rows.append(tokens + [PADDING] * (length - len(tokens)))
-            bounds.append((len(first), len(tokens), len(first) + each.start, len(first) + each.end))
+            bounds.append((len(first), len(tokens), len(first) + question.start, len(first) + question.end))
     return EncodedQuestions(torch.tensor(rows, dtype=torch.int16).view(-1, length), torch.tensor(bounds).view(-1, 4))
 
 
-def _of_paragraph(paragraph: dict[str, Any]) -> Iterator[Question]:
-    found = list(_TOKEN.finditer(paragraph["context"]))
-    words = [match[0].lower() for match in found]
+def _questions_of_paragraph(paragraph: dict[str, Any]) -> Iterator[Question]:
+    tokens = list(_TOKEN.finditer(paragraph["context"]))
+    words = [match[0].lower() for match in tokens]
     for question in paragraph["qas"]:
         answer = question["answers"][0]
         begin, end = answer["answer_start"], answer["answer_start"] + len(answer["text"])
-        inside = [index for index, match in enumerate(found) if match.start() < end and match.end() > begin]
+        inside = [index for index, match in enumerate(tokens) if match.start() < end and match.end() > begin]
         if inside:
             yield Question(_TOKEN.findall(question["question"].lower()), words, inside[0], inside[-1])
 
@@ -141,7 +141,7 @@ def _load_xquad(length: int) -> Splits:
 
 def _splits_of_questions(train: list[Question], test: list[Question], facts: DataFacts, length: int) -> Splits:
     """Questions as numbers; of the words that occur most in training."""
-    words = [word for each in train for word in (*each.question, *each.paragraph)]
+    words = [word for question in train for word in (*question.question, *question.paragraph)]
     numbers = vocabulary_of(words, VOCABULARY, reserved=RESERVED)
     learnt, tested = (encoded_questions(questions, numbers, length) for questions in (train, test))
     text = f"{facts.name}, words, {length} tokens, without {len(train) - len(learnt)} longer ones"

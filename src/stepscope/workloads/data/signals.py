@@ -40,7 +40,7 @@ SPEECH_CLASSES = (*WORDS, "silence", "unknown")
 RATE = 16_000  # samples a second; every recording is brought to one second
 FRAME, HOP, BANDS, COEFFICIENTS = 480, 320, 40, 10  # 30 ms every 20 ms
 _BACKGROUND = "_background_noise_"
-_KEPT = "features-49x10-v2.npz"
+_FEATURES_FILE = "features-49x10-v2.npz"
 _ARRAYS = ("features", "labels", "test")
 _EACH_UNKNOWN = 12  # of the 25 other words every twelfth recording: about as many as of one word
 
@@ -106,11 +106,11 @@ def _sound(content: bytes, name: str) -> Tensor:
 def _load_speech() -> Splits:
     dataset = catalogue.SPEECH_COMMANDS
     archive = cache.path(dataset, dataset.files[0])
-    kept = archive.with_name(_KEPT)
-    arrays = _read_kept(kept)
+    features_file = archive.with_name(_FEATURES_FILE)
+    arrays = _read_features(features_file)
     if arrays is None:
         arrays = _compute(archive)
-        with contextlib.suppress(OSError), atomic_write(kept, whole=True) as part, part.open("wb") as file:
+        with contextlib.suppress(OSError), atomic_write(features_file, whole=True) as part, part.open("wb") as file:
             np.savez(file, **arrays)  # of a folder that cannot be written they are computed each time
     features, labels, test = (torch.from_numpy(arrays[name]) for name in _ARRAYS)
     facts = DataFacts(
@@ -126,10 +126,10 @@ def _load_speech() -> Splits:
     return Splits(next(parts), next(parts), facts)
 
 
-def _read_kept(kept: Path) -> dict[str, Any] | None:
-    """Return the arrays that were kept; None where there are none, or where they are damaged."""
+def _read_features(file: Path) -> dict[str, Any] | None:
+    """Return the features of an earlier call; None where there are none, or where they are damaged."""
     try:
-        with kept.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in _ARRAYS}
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
         return None
@@ -216,8 +216,8 @@ _MOTION_SHA256 = "c80ffdc5bb447180012ccbec3e186ae551f1908bf43b383f28c963e9e15f53
 
 
 def _load_motion() -> Splits:
-    found = packaged.load_arrays("motions.npz", packaged.MOTIONS, _MOTION_SHA256)
-    train, train_labels, test, test_labels = (torch.from_numpy(array) for array in found.values())
+    arrays = packaged.load_arrays("motions.npz", packaged.MOTIONS, _MOTION_SHA256)
+    train, train_labels, test, test_labels = (torch.from_numpy(array) for array in arrays.values())
     mean, std = train.mean(dim=(0, 2), keepdim=True), train.std(dim=(0, 2), keepdim=True)
     facts = DataFacts(
         name="basic-motions",

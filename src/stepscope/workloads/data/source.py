@@ -65,12 +65,12 @@ def best_present_source(sources: Sequence[Source]) -> Source:
 
 def find_source(sources: Sequence[Source], name: str) -> Source:
     """The source of this name; an error says how to get one that is not on this machine."""
-    known = {source.name: source for source in sources}
-    if name not in known:
-        raise UnknownName("data set", name, known)
-    if not known[name].present():
-        raise DataUnavailable(f"the data set '{name}' is not on this machine", _how_to_get(known[name]))
-    return known[name]
+    by_name = {source.name: source for source in sources}
+    if name not in by_name:
+        raise UnknownName("data set", name, by_name)
+    if not by_name[name].present():
+        raise DataUnavailable(f"the data set '{name}' is not on this machine", _how_to_get(by_name[name]))
+    return by_name[name]
 
 
 def _how_to_get(source: Source) -> str:

@@ -76,8 +76,8 @@ class WindowSet(Dataset[Batch]):
 def sources(windows: WindowForm) -> tuple[Source, ...]:
     """The texts that a language model can be trained on."""
     real = tuple(
-        Source(each.name, each.kind, functools.partial(_load, each, windows), each.present, each.fetch)
-        for each in (SHAKESPEARE, TOPICS)
+        Source(corpus.name, corpus.kind, functools.partial(_load, corpus, windows), corpus.present, corpus.fetch)
+        for corpus in (SHAKESPEARE, TOPICS)
     )
     return (*real, synthetic.source(functools.partial(_synthetic, windows)))
 
@@ -105,8 +105,8 @@ def vocabulary_of(units: Sequence[str], size: int, reserved: int = 0) -> dict[st
     """A number for each of the most frequent units, from `reserved` on; the last one is left for all that are rarer."""
     counted = collections.Counter(units)
     room = size - reserved if len(counted) <= size - reserved else size - reserved - 1
-    kept = sorted(unit for unit, _ in sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:room])
-    return {unit: number for number, unit in enumerate(kept, start=reserved)}
+    frequent_units = sorted(unit for unit, _ in sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:room])
+    return {unit: number for number, unit in enumerate(frequent_units, start=reserved)}
 
 
 def _load(corpus: Corpus, windows: WindowForm) -> Splits:
