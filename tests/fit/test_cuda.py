@@ -12,7 +12,7 @@ from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.jobs import job_of
 from stepscope.footprint.prediction import JobQuestion, predict_fit
 from stepscope.footprint.result import FitResult
-from stepscope.footprint.simulator import Simulator, as_on_cuda, live_peak
+from stepscope.footprint.simulator import Simulator, as_on_cuda, live_peak, use_foreach
 from stepscope.record.dry import Job
 from stepscope.record.dry.workspaces import Platform, other_platform
 
@@ -107,3 +107,35 @@ def test_settings_of_the_allocator_are_the_users() -> None:
     assert answer(allocator="expandable_segments:True").allocator == "expandable_segments:True"
     with pytest.raises(StepscopeError):
         answer(allocator="max_split_size_mb:none")
+
+
+def peak_on_a_gpu(model: nn.Module, optimizer: torch.optim.Optimizer, cast: bool = False) -> int:
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=cast):
+            return torch.as_tensor(model(batch)).sum()
+
+    of = job_of(model, optimizer, lambda n: torch.randn(n, 64, 64), loss)
+    return Simulator(GPU, DeviceCalibration(), "default").run(of, 4).peak_bytes
+
+
+def test_adafactor_takes_its_parameters_one_by_one_unless_told_otherwise() -> None:
+    model = nn.Linear(8, 8)
+    optimizers = tuple(kind(model.parameters()) for kind in (torch.optim.Adafactor, torch.optim.Adam))
+    changed = use_foreach()(model, optimizers)
+    assert [optimizer.param_groups[0]["foreach"] for optimizer in changed] == [None, True]
+
+
+def test_attention_with_dropout_stays_fused_also_within_a_layer_of_torch() -> None:
+    def taken(dropout: float) -> int:
+        model = nn.TransformerEncoderLayer(64, 4, 128, dropout=dropout, batch_first=True)
+        return peak_on_a_gpu(model, torch.optim.SGD(model.parameters()))
+
+    assert taken(0.0) < taken(0.1) < 1.3 * taken(0.0)
+
+
+def test_layers_under_autocast_of_cuda_are_in_16_bits() -> None:
+    def taken(cast: bool) -> int:
+        model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
+        return peak_on_a_gpu(model, torch.optim.SGD(model.parameters()), cast)
+
+    assert taken(True) < 0.8 * taken(False)

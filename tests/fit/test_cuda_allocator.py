@@ -29,8 +29,31 @@ def test_sizes_are_rounded_to_steps_between_powers_of_two_where_asked() -> None:
     settings = parse_settings("roundup_power2_divisions:4")
     assert rounded_block_size(1200 << 10, settings.roundup_power2_divisions) == 1280 << 10
     by_size = parse_settings("roundup_power2_divisions:[256:1,512:2,>:8]").roundup_power2_divisions
-    assert rounded_block_size(600 * MIB, by_size) == 640 * MIB
+    assert rounded_block_size(600 * MIB, by_size) == 768 * MIB
+    assert rounded_block_size(1100 * MIB, by_size) == 1152 * MIB
     assert rounded_block_size(300 * MIB, by_size) == 300 * MIB
+
+
+@pytest.mark.parametrize(("size", "block"), [(5.01, 5.5), (130, 130), (300, 320), (1100, 1280), (2100, 2100)])
+def test_divisions_by_size_hold_below_the_first_boundary_and_in_the_interval_of_each_other(
+    size: float, block: float
+) -> None:
+    divisions = parse_settings("roundup_power2_divisions:[64:8,256:4,1024:4,>:1]").roundup_power2_divisions
+    assert rounded_block_size(int(size * MIB), divisions) == int(block * MIB)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_split_size_mb:5", "max_non_split_rounding_mb:19", "garbage_collection_threshold:5",
+        "roundup_power2_divisions:3", "roundup_power2_divisions:[64:3]", "roundup_power2_divisions:[65:4]",
+        "large_segment_size_mb:40", "per_process_memory_fraction:0.5",
+    ],
+)  # fmt: skip
+def test_settings_that_torch_refuses_or_that_are_not_simulated_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_settings(text)
+    parse_settings("throw_on_cudamalloc_oom:True,pinned_reserve_segment_size_mb:64")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -352,3 +353,23 @@ def test_no_batch_is_larger_than_the_data_that_make_it() -> None:
     assert fit(model, optimizer, make_batch, functional.cross_entropy, memory="8GB", options=False).largest_batch == 100
     with pytest.raises(UsageError, match="200 samples were asked for, and there are 100"):
         fit(model, optimizer, make_batch, functional.cross_entropy, batch=200, memory="8GB", options=False)
+
+
+def test_a_function_may_import_modules_beside_it_and_must_return_an_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    (tmp_path / "beside_mine.py").write_text("import torch\ndef net():\n    return torch.nn.Linear(4, 2)\n")
+    (tmp_path / "mine_imports.py").write_text(
+        "import torch\n"
+        "def training():\n    from beside_mine import net\n    model = net()\n"
+        "    return model, torch.optim.SGD(model.parameters()), lambda n: torch.randn(n, 4), lambda m, x: m(x).sum()\n"
+        "def without():\n    return torch.nn.Linear(4, 2), None, lambda n: torch.randn(n, 4), None\n"
+    )
+    (tmp_path / "mine_exits.py").write_text("raise SystemExit(2)\n")
+    assert isinstance(job_of_function("mine_imports:training").build()[0], nn.Linear)
+    with pytest.raises(UsageError, match=r"no torch\.optim\.Optimizer, but NoneType"):
+        job_of_function("mine_imports:without")
+    with pytest.raises(UsageError, match="the module 'mine_exits' raised SystemExit: 2"):
+        job_of_function("mine_exits:training")

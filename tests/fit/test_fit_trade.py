@@ -19,7 +19,7 @@ from stepscope.__main__ import main
 from stepscope.analysis.memory.limits import ADDRESSES, RESIDENT, limit_of_memory
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import chart_data
-from stepscope.footprint.prediction import JobQuestion, predict_fit
+from stepscope.footprint.prediction import JobQuestion, predict_fit, predict_script_fit
 from stepscope.footprint.prediction_trials import trade_allocators, trade_dicts, trade_frame
 from stepscope.footprint.real_steps import RealSteps, script_steps
 from stepscope.footprint.simulator import Simulator
@@ -242,3 +242,16 @@ def test_what_was_never_simulated_is_not_drawn() -> None:
     found = predict_fit(JobQuestion(of, 4, limit_of_memory("1GB"), options=False))
     with pytest.raises(StepscopeError, match="no dry run"):
         draw_figures(Path("nowhere"), ["svg"], found, None, [], [])
+
+
+def test_what_was_predicted_of_an_allocator_for_a_script_is_what_the_answer_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop.py").write_text(LOOP)
+    answer = predict_script_fit(
+        "loop.py", ["5"], limit_of_memory("8GB"), "default", lambda _: jobs.MEASURED.environment
+    )
+    trade = trade_allocators(says(StepCost(1, 350_000_000, 0.25)), answer, answer.simulator, rounds=1)[0]
+    assert trade.predicted == answer.interval
+    assert "simulator" not in answer.as_dict()

@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.fit import jobs
 from torch import nn
 
-from stepscope.analysis.memory.limits import DATA, Limit, limit_of_memory
+from stepscope.analysis.memory.limits import ADDRESSES, DATA, RESIDENT, Limit, limit_of_memory
 from stepscope.api.requests import FitRequest
 from stepscope.cli.fit import _make_and_prove_plan
 from stepscope.errors import StepscopeError, UsageError
@@ -363,3 +363,30 @@ def test_small_batches_are_timed_under_the_default_allocator_and_a_failure_is_to
     assert under == ["default"]
     assert plan.step_time is None
     assert "out of order" in notes[0]
+
+
+def test_a_combination_is_judged_by_the_limit_of_each_account_alone() -> None:
+    limit = Limit(5_000_000_000, "available", beside=(Limit(16_000_000_000, "ulimit -v", account=ADDRESSES),))
+    evaluator = plan_module._CandidateEvaluator(search(), limit, None)
+    for parts in (2, 16):
+        evaluator.known[Variant(parts=parts)] = search().candidate(Variant(parts=parts), limit, None)
+        assert evaluator.fits(Variant(parts=parts))
+    far = replace(limit, bytes=search().process(Variant(parts=2), RESIDENT).high)
+    assert far.bytes < search().process(Variant(parts=2), ADDRESSES).high
+    evaluator._limit = far
+    assert not evaluator.fails(Variant(parts=4))
+
+
+def test_what_fails_when_it_is_run_is_not_chosen_and_told() -> None:
+    plan = planned("380MB", StepTime((512, 1024), (0.522,) * 3, (1.034,) * 3))
+
+    def steps(settings: Variant) -> StepCost:
+        if plan.chosen is not None and settings == plan.chosen.settings:
+            raise StepscopeError("killed")
+        return StepCost(1, 2, 0.0, (1.0,) * 3)
+
+    timed = with_measured_times(plan, steps)
+    assert timed.chosen is not None
+    assert timed.chosen.timed
+    assert timed.chosen.settings != plan.chosen.settings if plan.chosen else False
+    assert any("killed" in note for note in timed.notes(blocks()))

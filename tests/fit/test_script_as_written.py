@@ -222,6 +222,21 @@ for n in range(3):
     assert (watched.stopped, watched.missed) == (None, ())
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        "subprocess.run([sys.executable, '-c', 'pass'])",
+        "with multiprocessing.get_context('fork').Pool(1) as pool: pool.map(fill, [0])",
+    ],
+)
+def test_processes_that_end_before_an_update_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    body = "import multiprocessing, subprocess, sys\ndef fill(n):\n    bytearray(b'1') * 60_000_000\n"
+    watched = followed(tmp_path, monkeypatch, f"{body}{start}\nupdate(*data[:8])\nupdate(*data[:8])\n")
+    assert watched.missed == ("what processes take that it starts",)
+
+
 def test_a_script_that_would_be_run_anew_by_a_process_of_its_own_is_left_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import pathlib
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -404,3 +406,88 @@ def test_a_script_sees_what_it_does_with_files_and_no_file_of_the_user_changes(
         now = after[path]
         assert (now.st_mode, now.st_size, now.st_nlink) == (was.st_mode, was.st_size, was.st_nlink), path
         assert path.is_dir() or now.st_mtime_ns == was.st_mtime_ns, path
+
+
+def test_traces_storages_and_files_of_libraries_that_are_imported_by_name_change_no_file_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("h5py")
+    for name in ("trace.json", "table.h5", "storage", "precious.pt"):
+        (tmp_path / name).write_bytes(BEFORE)
+    body = """
+import importlib, os, subprocess, sys
+sys.modules.pop("h5py", None)
+importlib.import_module("h5py").File(name="table.h5", mode="w").close()
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    update(*data[:8])
+profiler.export_chrome_trace("trace.json")
+torch.UntypedStorage.from_file("storage", True, 4096)
+os.mkfifo("pipe")
+subprocess.run(["rm", "-f", "precious.pt"], check=True)
+subprocess.run("git --version && (rm precious.pt)", shell=True, check=True)
+"""
+    watched = followed(tmp_path, monkeypatch, body + TWO)
+    assert watched.missed == ("what 'rm' does: programs that change files are not run",)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "train.py",
+        "trace.json",
+        "table.h5",
+        "storage",
+        "precious.pt",
+    }
+    assert all(path.read_bytes() == BEFORE for path in tmp_path.iterdir() if path.name != "train.py")
+
+
+def test_what_is_saved_by_the_names_of_its_arguments_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+torch.save(obj=model.state_dict(), f="model.pt")
+model.load_state_dict(torch.load(f="model.pt"))
+from safetensors.torch import load_file, save_file
+save_file(tensors=model.state_dict(), filename="model.safetensors")
+model.load_state_dict(load_file(filename="model.safetensors"))
+"""
+    pytest.importorskip("safetensors")
+    watched = followed(tmp_path, monkeypatch, TWO + body)
+    assert (watched.stopped, watched.missed, watched.rest_unknown) == (None, (), False)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+LEAVES_SETTINGS = """
+import logging, os, random, sys, http.client
+import imported_late
+os.environ["LEFT_BEHIND"] = os.environ["WANDB_MODE"]
+logging.basicConfig(filename="log.txt", force=True)
+random.seed(3)
+for n in range(300):
+    update(*data[:8])
+    if n == 100:
+        model(torch.randn(80_000, 100))
+torch.set_default_dtype(torch.float64)
+torch.set_grad_enabled(False)
+"""
+
+
+def test_this_process_is_after_a_script_as_it_was_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "imported_late.py").write_text("from builtins import open as opened\nfrom torch import save\n")
+    monkeypatch.syspath_prepend(str(library))
+    random.seed(7)
+    state, handlers, environment = random.getstate(), list(logging.getLogger().handlers), dict(os.environ)
+    watched = followed(tmp_path, monkeypatch, LEAVES_SETTINGS)
+    assert len(watched.forced) == 1  # the other pass has gradients again
+    late = sys.modules.pop("imported_late")
+    assert (late.opened, late.save) == (open, torch.save)
+    assert (random.getstate(), logging.getLogger().handlers, dict(os.environ)) == (state, handlers, environment)
+    assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (True, torch.float32)
+
+
+def test_a_script_sends_nothing_to_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+import http.client
+http.client.HTTPConnection("stepscope.invalid").request("POST", "/losses", b"1.0")
+"""
+    watched = followed(tmp_path, monkeypatch, TWO + body)
+    assert watched.missed == ("what comes after 2 updates: it would send something to stepscope.invalid (POST)",)

@@ -13,7 +13,7 @@ from tests.fit.test_script import followed
 from torch.utils.data import DataLoader
 
 from stepscope.analysis.memory.limits import ADDRESSES, DATA
-from stepscope.footprint.script_loaders import _Loader
+from stepscope.footprint.script_loaders import _LoaderState
 from stepscope.footprint.script_loop_items import tensors_of
 from stepscope.footprint.simulator import LoaderMemory
 
@@ -127,6 +127,6 @@ def test_the_most_workers_of_any_pass_count_and_arrays_wait_as_tensors_do() -> N
     low, high = both.private_bytes(DATA)
     assert (low, high) == (0, 8 * (8 << 20))  # the stack of a thread that hands out work
     assert both.private_bytes(ADDRESSES)[1] > high + 8 * (64 << 20)
-    loader = _Loader(DataLoader([0], num_workers=2))  # type: ignore[arg-type]
+    loader = _LoaderState(DataLoader([0], num_workers=2))  # type: ignore[arg-type]
     loader.note_batch([np.zeros(1000), b"0123", torch.zeros(5)])
     assert loader.waiting[0] == 8000 + 4 + 20

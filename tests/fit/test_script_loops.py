@@ -650,7 +650,7 @@ def test_variables_that_are_put_into_a_container_now_and_then_are_kept(
 def test_rounds_that_only_count_take_little_memory() -> None:
     """600 B a round were taken by the branches and sizes of all rounds."""
     loops = Loops(Progress(StorageLog()), lambda: None, {})
-    loops.calls.visit(ast.parse("for n in numbers:\n    if n % 7 == 0:\n        divmod(n, 7)\n"))
+    loops.rewriter.visit(ast.parse("for n in numbers:\n    if n % 7 == 0:\n        divmod(n, 7)\n"))
     taken = loops.functions_for_script(None)[TAKEN]
     tracemalloc.start()
     for n in loops.rounds(range(2000), 0):
@@ -663,7 +663,7 @@ def test_rounds_that_only_count_take_little_memory() -> None:
 def test_what_is_asked_very_often_takes_little_memory() -> None:
     """Functions that sort and choose the data are no rounds of a training."""
     loops = Loops(Progress(StorageLog()), lambda: None, {})
-    loops.calls.visit(ast.parse("def late(n):\n    return n > limit\n"))
+    loops.rewriter.visit(ast.parse("def late(n):\n    return n > limit\n"))
     answered = loops.functions_for_script(None)[ANSWERED]
     for _ in loops.rounds(range(1), 0):
         tracemalloc.start()

@@ -16,7 +16,7 @@ from stepscope.analysis.memory.limits import UNMEASURED
 from stepscope.footprint.jobs import job_of
 from stepscope.footprint.prediction import JobQuestion, predict_fit, predict_script_fit
 from stepscope.footprint.result import LivePeak
-from stepscope.record.dry import Job
+from stepscope.record.dry import Job, probes
 from stepscope.record.dry.dry_run import dry_run
 from stepscope.record.dry.probes import Call, OpCallRecorder, probe_in_child
 from stepscope.record.dry.workspaces import Platform, Workspaces, this_platform
@@ -176,3 +176,57 @@ def test_the_mean_of_a_loss_keeps_the_loss_of_each_element() -> None:
 
     said = dry_run(trained(model, x, loss), len(x), Workspaces(this_platform())).peak_bytes
     assert said == pytest.approx(4 * x.nbytes, rel=1e-3)  # batch, what the model gives, and both of the loss
+
+
+def normalized(x: Tensor) -> Tensor:
+    return functional.batch_norm(x[:, :, None], None, None, training=True)
+
+
+def cross_entropy_of_shares(x: Tensor) -> Tensor:
+    return functional.binary_cross_entropy(torch.sigmoid(x), torch.full_like(x, 0.5))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [normalized, cross_entropy_of_shares, lambda x: x.bfloat16().mean(), lambda x: x.half().mean(),
+     lambda x: functional.mse_loss(x.bfloat16(), torch.zeros_like(x).bfloat16())],
+    ids=["batch norm", "binary cross entropy", "mean in bf16", "mean in fp16", "square loss in bf16"],
+)  # fmt: skip
+def test_what_kernels_of_reductions_take_is_in_the_peak_before_anything_was_run(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    predicted, measured = predicted_and_measured(Applied(function), torch.rand(64, 40, 64))
+    assert predicted == pytest.approx(measured, rel=1e-3)
+
+
+def test_a_soft_margin_keeps_the_memory_of_all_elements() -> None:
+    op, x = torch.ops.aten.soft_margin_loss.default, torch.rand(64, 64)
+    out = op(x, x)
+    assert Workspaces(this_platform())(op, (x, x), {}, out).kept == ((0, x.nbytes, x.nbytes),)
+    assert out.untyped_storage().nbytes() == x.nbytes
+
+
+@pytest.mark.parametrize(("size", "copied"), [(32, True), (96, False)])
+def test_a_small_picture_is_copied_where_it_is_enlarged(size: int, copied: bool) -> None:
+    x = torch.rand(8, 16, size, size)
+    op = torch.ops.aten.upsample_nearest2d.default
+    args = (x, [2 * size, 2 * size], 2.0, 2.0)
+    out = op(*args)
+    assert Workspaces(this_platform())(op, args, {}, out).expected == copied * (x.nbytes + out.nbytes)
+
+
+def test_the_gradient_of_the_largest_element_takes_what_it_takes_with_numbers() -> None:
+    x = torch.rand(64, 40, 64)
+    _, measured = predicted_and_measured(Applied(lambda x: x.max()), x)
+    assert answer(Applied(lambda x: x.max()), x).bytes == pytest.approx(measured, rel=1e-3)
+
+
+def test_weights_with_as_many_channels_as_the_batch_has_samples_are_probed_whole() -> None:
+    layer = nn.Conv2d(64, 64, 3, dilation=2, padding=2)
+    x, op = torch.rand(64, 64, 8, 8), torch.ops.aten.convolution.default
+    book = OpCallRecorder(Workspaces(this_platform()), 64)
+    args = (x, layer.weight, layer.bias, [1, 1], [2, 2], [2, 2], False, [0, 0], 1)
+    with torch.no_grad():
+        book(op, args, {}, op(*args))
+    (call,) = book.calls.values()
+    assert [probes._arguments(call, 16)[0][place].shape[0] for place in (0, 1, 2)] == [16, 64, 64]

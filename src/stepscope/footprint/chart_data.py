@@ -96,10 +96,10 @@ def categories_by_batch(simulator: Simulator, jobs: Iterable[Job], batches: Sequ
     for job in jobs:
         for batch in batches:
             try:
-                held = live_peak(simulator.run(job, batch).log).breakdown
+                live = live_peak(simulator.run(job, batch).log).breakdown
             except DryRunStopped:
                 continue  # a single sample where batch statistics need two
-            rows += [(job.name, batch, name, held.get(name, 0) / 1e6) for name in CATEGORIES if held.get(name, 0)]
+            rows += [(job.name, batch, name, live.get(name, 0) / 1e6) for name in CATEGORIES if live.get(name, 0)]
     return pl.DataFrame(rows, schema=_BY_BATCH, orient="row")
 
 

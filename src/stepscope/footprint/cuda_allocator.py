@@ -15,12 +15,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from stepscope.errors import StepscopeError
-from stepscope.footprint.cuda_settings import LARGE_SEGMENT
+from stepscope.footprint.cuda_settings import INTERVALS, LARGE_SEGMENT
 from stepscope.footprint.cuda_settings import Settings as Settings
 from stepscope.footprint.cuda_settings import parse_settings as parse_settings
 
 SMALLEST = 512  # B: every size is a multiple
 SMALL = 1 << 20  # the largest block of the small pool
+_FIRST_INTERVAL = 20  # power of two where the divisions between powers begin
 _SMALL_SEGMENT = 2 << 20
 _OWN_SEGMENT = 10 << 20  # from this size on a block gets a segment of its own
 _ROUND_OWN = 2 << 20
@@ -32,9 +33,9 @@ class OutOfMemory(StepscopeError):
     """The device has no more memory, also after all that was kept was given back."""
 
 
-def rounded_block_size(size: int, divisions: tuple[tuple[int, int], ...] = ()) -> int:
+def rounded_block_size(size: int, divisions: tuple[int, ...] = ()) -> int:
     """Return the bytes of the block that a tensor of so many takes at the least."""
-    steps = next((count for start, count in reversed(divisions) if size >= start), 0)
+    steps = divisions[min(max(size.bit_length() - 1 - _FIRST_INTERVAL, 0), INTERVALS - 1)] if divisions else 0
     if steps > 1 and size > SMALLEST * steps:
         below = 1 << (size.bit_length() - 1)
         return size if size == below else -(-size // (below // steps)) * (below // steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stepscope.errors import UsageError
@@ -19,11 +20,15 @@ class Settings:
     max_split_size: int | None = None
     max_non_split_rounding: int = LARGE_SEGMENT
     garbage_collection_threshold: float = 0.0
-    roundup_power2_divisions: tuple[tuple[int, int], ...] = ()  # from so many B on, so many steps to the next power
+    roundup_power2_divisions: tuple[int, ...] = ()  # of 1 to 2 MiB and below, 2 to 4, ... 32 GiB and above
     capacity: int | None = None  # B that the device gives this process
 
 
-# Keys that are simulated, those that say nothing of the GPU's memory, and what a value must be.
+INTERVALS = 16  # between powers of two, of which each has its own divisions
+_LEAST_SPLIT = 20  # MiB
+
+# Keys that are simulated and those that say nothing of how much a step reserves, with what a value must be; and those
+# that do, and are not simulated.
 _NUMBER, _SHARE, _TRUTH = r"\d+", r"\d*\.?\d+", r"true|false"
 _VALUES = {
     "expandable_segments": _TRUTH,
@@ -33,43 +38,79 @@ _VALUES = {
     "roundup_power2_divisions": r"\d+|\[.*\]",
     "backend": "native",
     "release_lock_on_cudamalloc": _TRUTH,
+    "graph_capture_record_stream_reuse": _TRUTH,
+    "throw_on_cudamalloc_oom": _TRUTH,
     "pinned_use_cuda_host_register": _TRUTH,
     "pinned_use_background_threads": _TRUTH,
     "pinned_num_register_threads": _NUMBER,
+    "pinned_reserve_segment_size_mb": _NUMBER,
+    "pinned_free_catch_all": _TRUTH,
 }
+_NOT_SIMULATED = ("large_segment_size_mb", "per_process_memory_fraction")
 
 
 def parse_settings(text: str, capacity: int | None = None) -> Settings:
-    """Return the settings of "expandable_segments:True,max_split_size_mb:128"; UsageError at what is none of them."""
-    found: dict[str, str] = {}
+    """Return the settings of "expandable_segments:True,max_split_size_mb:128"; UsageError at what torch refuses too."""
+    values = {}
     for part in filter(None, re.split(r",(?![^\[]*\])", text.replace(" ", ""))):
         key, _, value = part.partition(":")
         if key not in _VALUES:
+            known = "is not simulated" if key in _NOT_SIMULATED else f"no setting of the caching allocator is '{key}'"
             hint = f"on cuda PYTORCH_CUDA_ALLOC_CONF is simulated with: {', '.join(_VALUES)}"
-            raise UsageError(f"'{part}': no setting of the caching allocator is called '{key}'", hint)
+            raise UsageError(f"'{part}': {known}", hint)
         if not re.fullmatch(_VALUES[key], value, re.IGNORECASE):
             raise UsageError(f"'{part}': {key} takes no '{value}'", "write it as in PYTORCH_CUDA_ALLOC_CONF")
-        found[key] = value
+        values[key] = value
     try:
-        most = found.get("max_split_size_mb")
-        rounding = found.get("max_non_split_rounding_mb")
         return Settings(
-            found.get("expandable_segments", "").lower() == "true",
-            None if most is None else int(most) * _MIB,
-            LARGE_SEGMENT if rounding is None else int(rounding) * _MIB,
-            float(found.get("garbage_collection_threshold", 0)),
-            _divisions(found.get("roundup_power2_divisions", "")),
+            values.get("expandable_segments", "").lower() == "true",
+            _split_size(values, "max_split_size_mb", None),
+            _split_size(values, "max_non_split_rounding_mb", LARGE_SEGMENT) or LARGE_SEGMENT,
+            _garbage_share(values.get("garbage_collection_threshold")),
+            _divisions(values.get("roundup_power2_divisions", "")),
             capacity,
         )
     except ValueError as error:
         raise UsageError(f"'{text}': {error}", "write it as in PYTORCH_CUDA_ALLOC_CONF") from None
 
 
-def _divisions(text: str) -> tuple[tuple[int, int], ...]:
+def _split_size(values: Mapping[str, str], key: str, default: int | None) -> int | None:
+    """Return a size in B; ValueError where it is smaller than torch allows."""
+    if key not in values:
+        return default
+    if int(values[key]) < _LEAST_SPLIT:
+        raise ValueError(f"{key} is at least {_LEAST_SPLIT}")
+    return int(values[key]) * _MIB
+
+
+def _garbage_share(text: str | None) -> float:
+    if text is not None and not 0 < float(text) < 1:
+        raise ValueError("garbage_collection_threshold lies between 0 and 1")
+    return float(text or 0)
+
+
+def _divisions(text: str) -> tuple[int, ...]:
+    """Return so many steps within each interval between powers of two, as torch reads them.
+
+    The first boundary holds for all below it, any other for its own interval alone, and ">" for all above the last.
+    """
     if not text:
         return ()
     if not text.startswith("["):
-        return ((0, int(text)),)
-    parts = [part.split(":") for part in text.strip("[]").replace(" ", "").split(",")]
-    starts = [0 if size == ">" else int(size) * _MIB for size, _ in parts]
-    return tuple(sorted((max(starts) if size == ">" else int(size) * _MIB, int(steps)) for size, steps in parts))
+        return (_power_of_two(int(text)),) * INTERVALS
+    divisions, last = [0] * INTERVALS, -1
+    for place, (size, steps) in enumerate(part.split(":") for part in text.strip("[]").split(",")):
+        count = int(steps) and _power_of_two(int(steps))
+        if size == ">":
+            divisions[last + 1 :] = [count] * (INTERVALS - last - 1)
+            continue
+        last = min(_power_of_two(int(size)).bit_length() - 1, INTERVALS - 1)
+        first = 0 if place == 0 else last
+        divisions[first : last + 1] = [count] * (last + 1 - first)
+    return tuple(divisions)
+
+
+def _power_of_two(number: int) -> int:
+    if number.bit_count() != 1:
+        raise ValueError(f"roundup_power2_divisions takes powers of two, which {number} is not")
+    return number

@@ -8,7 +8,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ def job_of(
     `loss(model, batch)` gives a scalar; an nn.Module or function of (outputs, targets) does for batches of a pair; None
     takes the model's own loss (an output with `loss`, or a scalar).
     """
-    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    optimizers = _as_optimizers(optimizer)
     _check(model, optimizers, make_batch)
     counted = loss_of(loss)
     return Job(
@@ -53,6 +53,7 @@ def job_of(
         DEFAULT_BATCH,
         counted,
         getattr(make_batch, "__module__", None) or type(make_batch).__module__,
+        is_built=True,
     )
 
 
@@ -65,24 +66,24 @@ def job_of_function(target: str, numbers: bool = True) -> Job:
     if module_name.endswith(".py"):
         plain = module_name.removesuffix(".py").replace("/", ".")
         raise UsageError(f"there is no module '{module_name}' here", f"a module has no .py: {plain}:{function_name}")
-    sys.path.insert(0, "")
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
+        with _current_folder_on_path():
+            module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing in (module_name, module_name.partition(".")[0]):
             raise UsageError(f"there is no module '{module_name}' here", "run in the folder of its file") from error
         hint = f'it fails without Stepscope too: python -c "import {module_name}"'
         raise UsageError(f"the module '{module_name}' raised {_describe_error(error)}", hint) from error
-    finally:
-        sys.path.remove("")
     function = getattr(module, function_name, None)
     if not callable(function):
-        known = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise UsageError(f"'{module_name}' has no function '{function_name}'", f"it has: {', '.join(known) or 'none'}")
-    made = _UserJobParts(function, target)
-    made.check_by_calling(numbers)
-    return Job(target, made.build, made.batch, plain_step(made.loss), DEFAULT_BATCH, made.loss, module_name)
+        functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        raise UsageError(
+            f"'{module_name}' has no function '{function_name}'", f"it has: {', '.join(functions) or 'none'}"
+        )
+    parts = _UserJobParts(function, target)
+    parts.check_by_calling(numbers)
+    return Job(target, parts.build, parts.batch, plain_step(parts.loss), DEFAULT_BATCH, parts.loss, module_name)
 
 
 def is_script(target: str) -> bool:
@@ -142,7 +143,8 @@ class _UserJobParts:
             self.build()
         assert self._last is not None
         try:
-            return self._last[2](samples)
+            with _current_folder_on_path():
+                return self._last[2](samples)
         except Exception:
             if _get_current_dispatch_mode() is None:
                 raise
@@ -153,7 +155,8 @@ class _UserJobParts:
         if self._last is None:
             self.build()
         assert self._last is not None
-        return self._last[3](model, batch)
+        with _current_folder_on_path():
+            return self._last[3](model, batch)
 
     def _parts(self) -> JobParts:
         model, optimizers, make_batch, loss = _parts(_call_user_function(self._function, self._name), self._name)
@@ -164,13 +167,25 @@ class _UserJobParts:
 def _call_user_function(function: Callable[[], Any], name: str) -> Any:
     """Return what the user's function returns; UsageError, with the line, where it raises or exits."""
     try:
-        return function()
+        with _current_folder_on_path():
+            return function()
     except StepscopeError:
         raise
     except (Exception, SystemExit) as error:
-        module, _, called = name.partition(":")
-        hint = f'it fails without Stepscope too: python -c "import {module}; {module}.{called}()"'
+        module, _, function_name = name.partition(":")
+        hint = f'it fails without Stepscope too: python -c "import {module}; {module}.{function_name}()"'
         raise UsageError(f"'{name}' raised {_describe_error(error)}", hint) from error
+
+
+@contextlib.contextmanager
+def _current_folder_on_path() -> Iterator[None]:
+    """Find modules of the current folder, as `python -c` does; a function of the user's may import some as it runs."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the user's code may have taken it off
+            sys.path.remove("")
 
 
 def _describe_error(error: BaseException) -> str:
@@ -185,24 +200,28 @@ def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{places[-1] if places else ''}"
 
 
-def _parts(made: Any, name: str) -> JobParts:
-    if isinstance(made, Mapping):
-        missing = [key for key in ("model", "optimizer", "make_batch") if key not in made]
+def _parts(result: Any, name: str) -> JobParts:
+    if isinstance(result, Mapping):
+        missing = [key for key in ("model", "optimizer", "make_batch") if key not in result]
         if missing:
             raise UsageError(f"'{name}' returned a dict without {', '.join(missing)}", _SHAPE)
-        made = (made["model"], made["optimizer"], made["make_batch"], made.get("loss"))
-    if not isinstance(made, (tuple, list)) or len(made) not in (3, 4):
-        raise UsageError(f"'{name}' returned {type(made).__name__}", _SHAPE)
-    model, optimizer, make_batch, loss = (*made, None)[:4]
-    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
-    return model, optimizers, make_batch, loss_of(loss)
+        result = (result["model"], result["optimizer"], result["make_batch"], result.get("loss"))
+    if not isinstance(result, (tuple, list)) or len(result) not in (3, 4):
+        raise UsageError(f"'{name}' returned {type(result).__name__}", _SHAPE)
+    model, optimizer, make_batch, loss = (*result, None)[:4]
+    return model, _as_optimizers(optimizer), make_batch, loss_of(loss)
+
+
+def _as_optimizers(optimizer: Any) -> tuple[Any, ...]:
+    return tuple(optimizer) if isinstance(optimizer, (tuple, list)) else (optimizer,)
 
 
 def _check(model: Any, optimizers: tuple[Any, ...], make_batch: Any) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}, not an nn.Module", _SHAPE)
     if not optimizers or not all(isinstance(optimizer, Optimizer) for optimizer in optimizers):
-        raise UsageError("the optimizer is no torch.optim.Optimizer", _SHAPE)
+        kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "empty list"
+        raise UsageError(f"the optimizer is no torch.optim.Optimizer, but {kinds}", _SHAPE)
     if not callable(make_batch):
         raise UsageError("make_batch cannot be called", "give a function of the number of samples that returns a batch")
 
@@ -225,10 +244,10 @@ def _loss_of_outputs(criterion: Callable[..., Tensor], model: nn.Module, batch: 
 def _model_loss(model: nn.Module, batch: Any) -> Tensor:
     args, kwargs = inputs_of(batch)
     output = model(*args, **kwargs)
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
-    if not isinstance(found, Tensor) or found.dim():
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    if not isinstance(loss, Tensor) or loss.dim():
         raise UsageError("the model's output has no scalar loss", "give loss=, a function of (model, batch)")
-    return found
+    return loss
 
 
 def job_of_target(target: str, optimizer: str | None, precision: str = "float32", numbers: bool = True) -> Job:
@@ -252,8 +271,6 @@ def job_of_target(target: str, optimizer: str | None, precision: str = "float32"
 
 def workload_job(workload: Workload, optimizer: str | None = None) -> Job:
     """The training that `workload.prepare(optimizer=...)` makes ready; its batches have the shapes of its examples."""
-    from stepscope.record.dry import Job
-
     rule = optimizer or workload.default_optimizer
     if rule not in workload.hyperparameters:
         raise UnknownName("optimizer", rule, workload.hyperparameters)
@@ -308,8 +325,8 @@ def write_computed_memory(run: Path, workload: Workload, optimizer: str | None =
         reader = RunReader(run)
         recorder: dict[str, Any] = reader.meta.get("recorder") or {}
         about: dict[str, Any] = reader.meta.get("workload") or {}
-        wanted = recorder.get("memory") == "auto" and recorder.get("mode") != "none" and not reader.steps.is_empty()
-        if not wanted or about.get("device") != "cpu" or not reader.memory_events.is_empty():
+        is_needed = recorder.get("memory") == "auto" and recorder.get("mode") != "none" and not reader.steps.is_empty()
+        if not is_needed or about.get("device") != "cpu" or not reader.memory_events.is_empty():
             return
         job = workload_job(workload_in_precision(workload, precision, "cpu"), optimizer)
         as_profiled = pl.col("op").str.replace(r"^(\w+)\.(\w+)\..*$", "${1}::${2}")  # aten.mm.default is aten::mm

@@ -23,7 +23,6 @@ from torch import nn
 
 from stepscope.analysis.memory.limits import (
     ALLOCATORS,
-    NO_FIT,
     VERDICTS,
     Allocator,
     Limit,
@@ -110,10 +109,12 @@ class Plan:
     search_s: float  # of processor time, for dry runs after the first
     time_over: bool = False  # before all were simulated that might have been the cheapest
     proof: str | None = None
+    failures: tuple[str, ...] = ()  # of combinations whose real steps were tried
 
     def notes(self, model: nn.Module) -> list[str]:
         """Return what the answer says beside the plan: where its update is another one, and what was not looked at."""
         notes = [] if self.chosen is None else self.chosen.settings.differences(model, self.batch)
+        notes += [f"plan: {failure}" for failure in self.failures]
         if self.time_over:
             notes.append("plan: time was over before the search was: another may fit that is cheaper or changes less")
         return notes
@@ -204,17 +205,23 @@ class Search:
         found = self.simulate(settings)
         if found is None:
             return None
-        live, compute = found
-        by = self.allocators[settings.allocator]
-
-        def process(account: str) -> ProcessPeak:
-            return self.simulator.peak_of_process(live, by, self._before, account)
-
-        sure = not reasons_for_doubt(self._question) and not any(self.simulator.workspaces.not_modelled.values())
+        _, compute = found
+        process = functools.partial(self.process, settings)
+        sure = not reasons_for_doubt(self._question) and not self.simulator.workspaces.not_modelled
         verdict, decides = worst_verdict(process, limit, sure)
         return Candidate(
             settings, process(decides.account), verdict, compute, self._seconds(settings, compute, step_time)
         )
+
+    def process(self, settings: Variant, account: str) -> ProcessPeak:
+        """Return the process of a combination that can be simulated, by an account."""
+        simulated = self.simulate(settings)
+        assert simulated is not None  # the caller knows a candidate of it
+        return self.simulator.peak_of_process(simulated[0], self.allocators[settings.allocator], self._before, account)
+
+    def deciding_account(self, settings: Variant, limit: Limit) -> str:
+        """Return the account by which such a combination is nearest to its limit."""
+        return worst_verdict(functools.partial(self.process, settings), limit)[1].account
 
     def _seconds(self, settings: Variant, compute: float, step_time: StepTime | None) -> tuple[float, float] | None:
         if step_time is None:
@@ -291,6 +298,9 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: 
             break
         judged.candidate_for(settings)
     found = [candidate for candidate in judged.known.values() if candidate is not None]
+    if len(question.limit.all) > 1 and found:  # compared by one account
+        account = search.deciding_account((_best(found) or found[0]).settings, question.limit)
+        found = [replace(choice, process=search.process(choice.settings, account)) for choice in found]
     chosen = _best(found)
     complete = all(settings in judged.known for settings in combinations)
     return Plan(
@@ -303,19 +313,26 @@ def with_measured_times(plan: Plan, steps: Callable[[Variant], StepCost]) -> Pla
 
     The line is off alike for passes of as many samples: the others of them are corrected by as much. Where another
     combination that fits as surely is cheaper then, it is run too: at most three, of which the cheapest is chosen.
-    `steps` raises StepscopeError where the training fails: then the line's seconds stay.
+    `steps` raises StepscopeError where the training fails: another is chosen then, and where all of them fail the
+    line's seconds stay.
     """
     found, run = list(plan.candidates), list[Candidate]()
+    failures: dict[Variant, str] = {}
     best = plan.chosen
-    while best is not None and not best.timed and len(run) < _RUN:
+    while best is not None and not best.timed and len(run) + len(failures) < _RUN:
         try:
             wall_s = steps(best.settings).wall_s
-        except StepscopeError:
-            break
+        except StepscopeError as error:
+            failures[best.settings] = f"real steps failed here of '{best.settings.words}': {error}"
+            best = _best(choice for choice in found if choice.settings not in failures)
+            continue
         run.append(replace(best, seconds=(min(wall_s), max(wall_s)), timed=True))
         found = [run[-1] if other == best else _with_corrected_seconds(other, best, run[-1]) for other in found]
-        best = _best(found)
-    return replace(plan, chosen=_best(run) or plan.chosen, front=tuple(_pareto_front(found)), candidates=tuple(found))
+        best = _best(choice for choice in found if choice.settings not in failures)
+    return replace(
+        plan, chosen=_best(run) or plan.chosen, front=tuple(_pareto_front(found)), candidates=tuple(found),
+        failures=tuple(failures.values()),
+    )  # fmt: skip
 
 
 def _with_corrected_seconds(candidate: Candidate, by_line: Candidate, run: Candidate) -> Candidate:
@@ -385,15 +402,18 @@ class _CandidateEvaluator:
         return self._by_line(settings, same)
 
     def _by_line(self, settings: Variant, same: list[Variant]) -> bool:
-        """Whether a line in the samples of a pass, through the nearest that are known, is beyond the limit by far."""
-        highs = {1 / choice.parts: known.process.high for choice in same if (known := self.known[choice]) is not None}
+        """Whether a line in the samples of a pass, through the nearest that are known, is beyond a limit by far."""
+        return any(self._line_is_beyond(single, settings, same) for single in self._limit.all)
+
+    def _line_is_beyond(self, limit: Limit, settings: Variant, same: list[Variant]) -> bool:
+        highs = {1 / choice.parts: self._search.process(choice, limit.account).high for choice in same}
         at = 1 / settings.parts
         below = max((x for x in highs if x < at), default=None)
         above = min((x for x in highs if x > at), default=None)
         if below is None or above is None:
             return False
         between = highs[below] + (highs[above] - highs[below]) * (at - below) / (above - below)
-        return between > _BY_FAR * self._limit.bytes
+        return between > _BY_FAR * limit.bytes
 
 
 def _has_judged_cheapest(judged: _CandidateEvaluator, combinations: list[Variant]) -> bool:
@@ -436,7 +456,7 @@ def _pareto_front(found: list[Candidate]) -> Iterator[Candidate]:
     """Return the combinations that no other beats in both memory and price, smallest first."""
     best = float("inf")
     for candidate in sorted(found, key=lambda choice: (choice.process.high, choice.price)):
-        if candidate.price < best and candidate.verdict in (*VERDICTS[:-1], NO_FIT):
+        if candidate.price < best:
             best = candidate.price
             yield candidate
 

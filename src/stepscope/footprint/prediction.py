@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -51,7 +52,8 @@ from stepscope.record.dry.dry_run import (
     preserve_rng_and_hide_warnings,
 )
 from stepscope.record.dry.probes import OpCallRecorder, probe_in_child
-from stepscope.record.dry.storage_log import Reserve, StorageLog
+from stepscope.record.dry.storage_log import NO_SAVED_HOOKS, Reserve, StorageLog
+from stepscope.record.dry.user_objects import clear_caches_of_fakes, model_to_train
 from stepscope.record.dry.workspaces import Platform, Probed, Workspaces, other_platform, this_platform
 from stepscope.units import bytes_, plural
 
@@ -83,19 +85,14 @@ def fit(
     make_batch(n) gives a batch of n samples; loss(model, batch) a scalar (or a criterion of outputs and targets; None
     takes the model's own). With neither memory ("8GB") nor board ("tx2") the question is this machine, now.
     """
-    return fit_job(job_of(model, optimizer, make_batch, loss), batch, memory, board, allocator, options)
-
-
-def fit_job(
-    job: Job,
-    batch: int,
-    memory: float | str | None,
-    board: str | None,
-    allocator: str = "default",
-    options: bool = True,
-) -> FitResult:
-    """Predict for a job, a training that has not been built yet."""
-    return predict_fit(question_of(job, batch, memory, board, allocator, options))
+    job = job_of(model, optimizer, make_batch, loss)
+    try:
+        return predict_fit(question_of(job, batch, memory, board, allocator, options))
+    finally:
+        holders = clear_caches_of_fakes()
+        if holders:
+            text = f"stepscope: {', '.join(holders)} holds a tensor of the dry run, without numbers: make it anew"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def question_of(
@@ -181,25 +178,28 @@ def predict_fit(question: JobQuestion) -> FitResult:
     try:
         plain = simulator.run(question.job, question.batch)
         if simulator.workspaces.uncovered and question.platform == this_platform():
-            question, simulator = _probe_uncovered_ops(question, simulator)
+            simulator = _probe_uncovered_ops(question, simulator)
             plain = simulator.run(question.job, question.batch)
     except NoSuchBatch as stop:
         raise UsageError(f"{question.job.name}: {stop.reason}", "use a batch that its data have") from stop
     except DryRunStopped as stop:
+        clear_caches_of_fakes()  # real tensors are trained now
         found = _measured_answer(question, simulator, stop)
     else:
         found = _dry_answer(question, simulator, plain)
     return replace(found, seconds=time.perf_counter() - began)
 
 
-def _probe_uncovered_ops(question: JobQuestion, simulator: Simulator) -> tuple[JobQuestion, Simulator]:
-    """Return the prediction with uncovered ops measured in a child process, once for this device."""
+def _probe_uncovered_ops(question: JobQuestion, simulator: Simulator) -> Simulator:
+    """Return the prediction with uncovered ops measured in a child process, once for this device.
+
+    What is learnt is added to the calibration of the question that was asked: its plan is made with it too.
+    """
     book = OpCallRecorder(simulator.workspaces, question.batch, set(simulator.workspaces.uncovered))
     dry_run(question.job, question.batch, book, steps=1)
     found = _probe(book)
-    kept = replace(question.kept, probed={**question.kept.probed, **found})
-    question = replace(question, kept=kept)
-    return question, Simulator(question.platform, kept, question.allocator)
+    question.kept.probed.update(found)
+    return Simulator(question.platform, question.kept, question.allocator)
 
 
 def _probe(book: OpCallRecorder) -> dict[str, Probed]:
@@ -447,10 +447,17 @@ def measure_line(job: Job, reserve: Reserve | None = None) -> BatchLine:
 
 def measure_log(job: Job, batch: int, reserve: Reserve | None = None) -> StorageLog:
     """The log of two real steps, workspaces of kernels excluded; reserve: what a GPU's allocator takes of a log."""
-    log = StorageLog()
+    try:
+        return _log_of_steps(job, batch, StorageLog(), reserve)
+    except RuntimeError as error:
+        if NO_SAVED_HOOKS not in str(error):
+            raise
+    return _log_of_steps(job, batch, StorageLog(sees_saved=False), reserve)
+
+
+def _log_of_steps(job: Job, batch: int, log: StorageLog, reserve: Reserve | None) -> StorageLog:
     log.reserve = reserve
-    with preserve_rng_and_hide_warnings():
-        model, optimizers = job.build()
+    with preserve_rng_and_hide_warnings(), model_to_train(job) as (model, optimizers):
         inputs = job.batch(batch)
         log.adopt_model(model)
         for optimizer in optimizers:
@@ -533,7 +540,7 @@ def predict_script_fit(
         found, name=Path(target).stem, method=words.DRY_RUN if watched.stopped is None else words.OWN_BATCH,
         options=tuple(option for option in options if option.gain > 0), stopped=watched.stopped,
         not_modelled=not_modelled, notes=tuple(notes), ops=log.ops,
-        seconds=watched.seconds, scenes=scene_peaks(log), events=log.frame(),
+        seconds=watched.seconds, scenes=scene_peaks(log), events=log.frame(), simulator=simulator,
     )  # fmt: skip
 
 

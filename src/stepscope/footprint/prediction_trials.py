@@ -60,9 +60,9 @@ def probe_batches(
     """Twice the batch until one fails (or its peak is above the limit), then halfway between; each as it is known."""
     low, high, batch = 0, None, start
     for _ in range(_TRIES):
-        tried = _train_batch_in_child(command(batch), batch, predict(batch), allocator)
-        yield tried
-        if tried.peak_bytes is None or (limit is not None and tried.peak_bytes > limit):
+        trial = _train_batch_in_child(command(batch), batch, predict(batch), allocator)
+        yield trial
+        if trial.peak_bytes is None or (limit is not None and trial.peak_bytes > limit):
             high = batch
         else:
             low = batch
@@ -74,34 +74,38 @@ def probe_batches(
 def _train_batch_in_child(command: list[str], batch: int, predicted: ProcessPeak, allocator: str) -> Trial:
     environment = child_environment(allocator)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=_TIMEOUT_S)
+        process = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment, timeout=_TIMEOUT_S
+        )
     except subprocess.TimeoutExpired:
         return Trial(batch, None, f"took longer than {_TIMEOUT_S:.0f} s", predicted)
-    if done.returncode:
-        return Trial(batch, None, _why(done), predicted)
-    return Trial(batch, int(json.loads(done.stdout.splitlines()[-1])["peak_bytes"]), None, predicted)
+    if process.returncode:
+        return Trial(batch, None, _why(process), predicted)
+    return Trial(batch, int(json.loads(process.stdout.splitlines()[-1])["peak_bytes"]), None, predicted)
 
 
-def _why(done: subprocess.CompletedProcess[str]) -> str:
-    if done.returncode < 0:
+def _why(process: subprocess.CompletedProcess[str]) -> str:
+    if process.returncode < 0:
         return (
-            "killed by the kernel, as when memory runs out" if done.returncode == -9 else f"signal {-done.returncode}"
+            "killed by the kernel, as when memory runs out"
+            if process.returncode == -9
+            else f"signal {-process.returncode}"
         )
-    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
 
 
 def train_in_child(command: Sequence[str], allocator: str, wrapped: Sequence[str] = ()) -> StepCost:
     """Return what a child that makes real steps says of them. StepscopeError where it fails, with why."""
     environment = child_environment(allocator)
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [*wrapped, *command], capture_output=True, text=True, check=False, env=environment, timeout=_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
         raise StepscopeError(f"took longer than {_TIMEOUT_S:.0f} s", "give a smaller batch") from None
-    if done.returncode:
-        raise StepscopeError(_why(done), "give a smaller batch")
-    return StepCost(**json.loads(done.stdout.splitlines()[-1]))
+    if process.returncode:
+        raise StepscopeError(_why(process), "give a smaller batch")
+    return StepCost(**json.loads(process.stdout.splitlines()[-1]))
 
 
 # Runs a command under a limit of its own: argv is the kind of limit, its bytes, and the command.
@@ -128,8 +132,8 @@ def prove_under_limit(command: Sequence[str], allocator: str, limit: Limit, root
     except StepscopeError as error:
         return f"it failed under the limit: {error}"
     if kind is None:
-        held = "within" if cost.peak_bytes <= limit.bytes else "above"
-        return f"trained, {bytes_(cost.peak_bytes)} resident at its peak: {held} the limit, which nothing enforced here"
+        side = "within" if cost.peak_bytes <= limit.bytes else "above"
+        return f"trained, {bytes_(cost.peak_bytes)} resident at its peak: {side} the limit, which nothing enforced here"
     by = ACCOUNTS.get(kind, "a control group")
     took = f"{bytes_(cost.peak_bytes)} resident, {cost.step_s:.3g} s of processor time a step"
     if limit.account == RESIDENT and cost.peak_bytes > limit.bytes:
@@ -193,7 +197,7 @@ class AllocatorTrade:
 
 def trade_allocators(
     command: Sequence[str],
-    found: FitResult,
+    answer: FitResult,
     simulator: Simulator,
     rounds: int = ROUNDS,
     progress: Callable[[str], None] = lambda now: None,
@@ -201,21 +205,21 @@ def trade_allocators(
     """Each allocator in turns, in child processes that run `command`; the first is the default."""
     costs = compare_allocators(command, rounds=rounds, progress=progress)
     return [
-        AllocatorTrade(cost, _interval(found, simulator, cost.allocator), _within(cost.peak_high, found.limit))
+        AllocatorTrade(cost, _interval(answer, simulator, cost.allocator), _within(cost.peak_high, answer.limit))
         for cost in costs
     ]
 
 
-def trade_dicts(traded: Sequence[AllocatorTrade]) -> list[dict[str, Any]]:
+def trade_dicts(trades: Sequence[AllocatorTrade]) -> list[dict[str, Any]]:
     """Return the rows as dictionaries for JSON."""
     return [
-        {**asdict(trade.cost), "predicted": trade.predicted, "within_limit": trade.within_limit} for trade in traded
+        {**asdict(trade.cost), "predicted": trade.predicted, "within_limit": trade.within_limit} for trade in trades
     ]
 
 
-def trade_frame(traded: Sequence[AllocatorTrade]) -> pl.DataFrame:
+def trade_frame(trades: Sequence[AllocatorTrade]) -> pl.DataFrame:
     """Return measured allocators as a frame: allocator, peak_mb, peak_low, peak_high, step_ms, step_low, step_high."""
-    costs = [trade.cost for trade in traded if trade.cost.peak_bytes is not None]
+    costs = [trade.cost for trade in trades if trade.cost.peak_bytes is not None]
     rows = [
         (cost.allocator, *_scaled(1e-6, cost.peak_bytes, cost.peak_low, cost.peak_high),
          *_scaled(1e3, cost.step_s, cost.step_low_s, cost.step_high_s))
@@ -229,8 +233,9 @@ def _scaled(factor: float, *values: float | None) -> list[float | None]:
     return [None if value is None else value * factor for value in values]
 
 
-def _interval(found: FitResult, simulator: Simulator, name: str) -> tuple[int, int]:
-    process = simulator.peak_of_process(found.live, ALLOCATORS[name])
+def _interval(answer: FitResult, simulator: Simulator, name: str) -> tuple[int, int]:
+    allocator = simulator.allocator if simulator.allocator.name == name else ALLOCATORS[name]
+    process = simulator.peak_of_process(answer.live, allocator)
     return process.low, process.high
 
 

@@ -25,7 +25,7 @@ from stepscope.record.dry.allocator_costs import StepClock, StepCost, cost_as_js
 
 @dataclass(frozen=True)
 class RealSteps:
-    """A training that a child process makes so many timed steps of; changed: fields of `transforms.Settings`."""
+    """A training that a child process makes so many timed steps of; changed: fields of `transforms.Variant`."""
 
     target: str
     batch: int | None = None
@@ -73,7 +73,7 @@ def script_steps(target: str, arguments: Sequence[str], steps: int) -> StepCost:
         as_main(target, arguments),
         until_enough_steps(lambda _: clock.note_step_end()),
     ):
-        runpy.run_path(target, run_name="__main__")
+        runpy.run_path(str(Path(target).absolute()), run_name="__main__")
         raise UsageError(
             f"'{target}' ended before it had made enough optimizer steps to be measured",
             "have it make ten steps or more",
@@ -87,7 +87,17 @@ def offer_to_be_killed_first() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-# Only torch is imported here: what measures a script's memory must not add to it.
+@contextlib.contextmanager
+def killed_first() -> Iterator[None]:
+    """Make the kernel take this process first when memory runs out, for as long as it trains for real."""
+    place = Path("/proc/self/oom_score_adj")
+    before = place.read_text(encoding="ascii") if place.is_file() else ""
+    offer_to_be_killed_first()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            place.write_text(before, encoding="ascii")
 
 
 class EndOfSteps(BaseException):

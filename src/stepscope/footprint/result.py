@@ -79,7 +79,7 @@ class Option:
     largest_batch: int | None = None
 
 
-_APART = ("events", "options", "limit", "scenes", "plan")
+_APART = ("events", "simulator", "options", "limit", "scenes", "plan")
 _SELDOM = ("arrays that are no tensors", "workers of data loaders", "libraries on the host")
 
 
@@ -110,6 +110,7 @@ class FitResult:
     likely_batch: int | None = None  # the largest whose middle of the interval is below the limit
     plan: Plan | None = None
     events: Any = field(default=None, repr=False, compare=False)  # columns as runfolder.MEMORY
+    simulator: Any = field(default=None, repr=False, compare=False)  # of a script: it knows what its data take
 
     @property
     def peak_bytes(self) -> int:
@@ -130,11 +131,11 @@ class FitResult:
         parts["libraries on the host" if on_gpu else "kernels' code"] = sum(self.process.code) // 2
         parts["arrays that are no tensors"] = sum(self.process.data) // 2
         parts["workers of data loaders"] = sum(self.process.workers) // 2
-        rest = self.process.middle - sum(parts.values())
-        halved = min(parts.get("temporary", 0), max(0, -rest))  # of what is there at the most, or not at all
+        unattributed = self.process.middle - sum(parts.values())
+        halved = min(parts.get("temporary", 0), max(0, -unattributed))  # of what is there at the most, or not at all
         if halved:
             parts["temporary"] -= halved
-        parts["allocator"] = rest + halved
+        parts["allocator"] = unattributed + halved
         return {name: size for name, size in parts.items() if size or name not in _SELDOM}
 
     @property
@@ -213,13 +214,13 @@ def kernel_code(log: StorageLog) -> KernelCode:
     )  # fmt: skip
 
 
-def code_bytes(seen: KernelCode | None, platform: Platform) -> tuple[int, int]:
+def code_bytes(kernels: KernelCode | None, platform: Platform) -> tuple[int, int]:
     """Least and most, B; the same wide interval for every model where the platform is not the one that was measured."""
-    if seen is None or not platform.block or not platform.known:
+    if kernels is None or not platform.block or not platform.known:
         return PAGED_IN
-    size = _ALWAYS + seen.backward_kernels * _A_BACKWARD_KERNEL + round(_PACKED * seen.packed_weights)
-    if seen.bf16:
-        size += _BF16 + seen.products * _A_PRODUCT_IN_BF16
-    if seen.recomputes:
+    size = _ALWAYS + kernels.backward_kernels * _A_BACKWARD_KERNEL + round(_PACKED * kernels.packed_weights)
+    if kernels.bf16:
+        size += _BF16 + kernels.products * _A_PRODUCT_IN_BF16
+    if kernels.recomputes:
         size += _RECOMPUTED
     return size - _HALF_WIDTH, size + _HALF_WIDTH

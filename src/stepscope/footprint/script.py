@@ -17,7 +17,7 @@ import time
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -27,24 +27,26 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stepscope.errors import StepscopeError, UsageError, script_not_found_error
-from stepscope.footprint.real_steps import EndOfSteps, as_main
-from stepscope.footprint.script_exit import ScriptExit
+from stepscope.footprint.real_steps import EndOfSteps, as_main, killed_first
+from stepscope.footprint.script_exit import ScriptExit, keep_random_states, preserve_process_state
 from stepscope.footprint.script_files import ScriptFiles
 from stepscope.footprint.script_loaders import Loaders, next_or_omitted
-from stepscope.footprint.script_loops import KEPT_FOR_EVER, BranchSide, Loops, install_for_scripts
+from stepscope.footprint.script_loops import KEPT_FOR_EVER, BranchSide, Loops
 from stepscope.footprint.script_memory import ScriptMemory, count_joined_arrays, imports_of_script
 from stepscope.footprint.script_modules import UserModules, clear_module_objects
 from stepscope.footprint.script_processes import Processes
-from stepscope.footprint.script_progress import Growth, Progress, temporary_attribute
-from stepscope.footprint.script_rewriter import NEXT
+from stepscope.footprint.script_progress import Growth, Progress, note_compiled_models, temporary_attribute
+from stepscope.footprint.script_rewriter import NEXT, install_for_scripts
 from stepscope.footprint.simulator import LoaderMemory
-from stepscope.footprint.time_limit import TimeLimit, TimeLimitReached
+from stepscope.footprint.time_limit import TimeLimit, TimeLimitReached, time_limit_cause
 from stepscope.record.dry.dry_run import STEPS, DryRunStopped, made_up_number, preserve_rng_and_hide_warnings
 from stepscope.record.dry.fake_numbers import FakeMode, arrays_of_fakes
-from stepscope.record.dry.storage_log import EVALUATION, Rule, StorageLog, nothing_hidden
+from stepscope.record.dry.storage_log import EVALUATION, NEEDS_NUMBERS, Rule, StorageLog, nothing_hidden
 from stepscope.record.fault_boundary import is_foreign
 from stepscope.units import bytes_
 
+_USAGE = 2  # the code with which argparse leaves
+_OF_THE_SCRIPT = (FileNotFoundError, ImportError, SyntaxError, EOFError)  # errors that come of no tensor
 _MOST_FOR_ANOTHER_S = 20.0  # of processor time, for other passes; a first one of longer has none
 _WRITE_BELOW = {
     "pyarrow", "polars", "duckdb", "fastparquet", "lmdb", "tables", "netCDF4", "soundfile", "zarr", "deltalake",
@@ -89,7 +91,8 @@ def dry_run_script(target: str, arguments: Sequence[str], hidden: Rule) -> Scrip
     except DryRunStopped as stop:
         stopped = str(stop)
         follower = Follower(StorageLog(nothing_hidden), target, fake=False)
-        follower.run(arguments)
+        with killed_first():
+            follower.run(arguments)
     watched = ScriptLog(
         follower.log,
         stopped,
@@ -126,8 +129,10 @@ def _follow_unseen_branches(watched: ScriptLog, before: Follower, arguments: Seq
         followed = again.loops.forced
         if again.whole:
             missed = [words for words in watched.missed if words not in followed.values()]
-            known = {words.lstrip("0123456789") for words in watched.missed}  # as many batches or rounds, give or take
-            missed += [words for words in again.progress.missed if words.lstrip("0123456789") not in known]
+            earlier = {
+                words.lstrip("0123456789") for words in watched.missed
+            }  # as many batches or rounds, give or take
+            missed += [words for words in again.progress.missed if words.lstrip("0123456789") not in earlier]
             return replace(
                 watched,
                 later=again.log,
@@ -155,14 +160,18 @@ class Follower:
     def __init__(self, log: StorageLog, target: str, fake: bool, second: SecondPass | None = None) -> None:
         self.log, self.progress = log, Progress(log)
         self.target, self._fake = target, fake
+        self._path = str(Path(target).absolute())  # the script may change its folder
         self.whole = False  # whether it came to its end, or made as many updates as it may
-        self._time_limit = TimeLimit(target, None if second is None else second.most_s)
-        self._memory = ScriptMemory(self.progress, target, fake)
+        self._time_limit = TimeLimit(self._path, None if second is None else second.most_s)
+        self._memory = ScriptMemory(self.progress, self._path, fake)
         self.loops = Loops(self.progress, self._memory.note_arrays_after_loop, {} if second is None else second.forced)
         self._names = {**self.loops.functions_for_script(self._time_limit.check), NEXT: next_or_omitted}
         self.progress.last_rounds += second is not None
         self._files = ScriptFiles(self.progress, alone=second is not None)
         self._loaders, self._updated = Loaders(self.progress), Growth(self.progress, looks=False)
+        self._impossible: list[str] = []  # ops with their lines, which fail here alone
+        self.log.note_impossible_op = self._note_impossible_op
+        self.log.note_whole_number = self._note_whole_number
         self._processes, self._exit = Processes(self.progress), ScriptExit(self.progress)
 
     def run(self, arguments: Sequence[str]) -> None:
@@ -170,13 +179,14 @@ class Follower:
         mode: Any = FakeMode() if self._fake else contextlib.nullcontext()
         try:
             with (
-                self._memory.measure(), preserve_rng_and_hide_warnings(), as_main(self.target, arguments),
+                self._memory.measure(), preserve_rng_and_hide_warnings(), preserve_process_state(),
+                as_main(self.target, arguments),
                 self._files.intercept() as files,
-                UserModules(self.loops.calls.transform, files, self.target).intercept(),
+                UserModules(self.loops.rewriter.transform, files, self.target).intercept(),
                 install_for_scripts(self._names),
                 self._loaders.followed_loaders(), self._memory.split_imports(), self._processes.intercept(),
-                self._note_compiled_models(), self._exit.intercept(), _keep_random_states(), self._count_updates(),
-                mode, self.log,
+                note_compiled_models(self.progress), self._exit.intercept(), keep_random_states(),
+                self._count_updates(), mode, self.log,
                 self._time_limit.interrupt_at_limit(), arrays_of_fakes(self._count_value_read),
                 count_joined_arrays(self.progress),
             ):  # fmt: skip
@@ -189,7 +199,7 @@ class Follower:
             self._note_unseen_evaluation()
         except SystemExit as end:
             self.whole = end.code in (None, 0)
-            if end.code not in (None, 0) and self._fake:
+            if end.code not in (None, 0) and self._fake and (end.code != _USAGE or self.progress.updates):
                 self._handle_stopped_dry_run(f"the script left with {end.code}", end)
             if end.code not in (None, 0) and self.progress.updates == 0:
                 raise UsageError(
@@ -199,6 +209,9 @@ class Follower:
         except Exception as error:
             self._handle_error(error)
         self.loops.note_missed_branches()
+        for place in self._impossible:
+            self.progress.note_missed(f"what the script does without an op that needs numbers, at {place}")
+            self.progress.rest_unknown = True
         if self.progress.updates == 0:
             raise UsageError(
                 f"'{self.target}' ended without an optimizer step: it trains nothing that can be seen",
@@ -221,9 +234,9 @@ class Follower:
 
     def _execute(self) -> None:
         """Run the script as `python script` would, with its loops cut."""
-        code = self.loops.calls.transform(Path(self.target).read_bytes(), self.target, of_module=False)
+        code = self.loops.rewriter.transform(Path(self._path).read_bytes(), self._path, of_module=False)
         module = types.ModuleType("__main__")
-        module.__dict__.update({"__file__": self.target, "__builtins__": builtins})
+        module.__dict__.update({"__file__": self._path, "__builtins__": builtins})
         plain = sys.modules["__main__"]
         sys.modules["__main__"] = module
         try:
@@ -238,49 +251,51 @@ class Follower:
             sys.modules["__main__"] = plain
             clear_module_objects(module)
 
-    @contextlib.contextmanager
-    def _note_compiled_models(self) -> Iterator[None]:
-        """Say where a model is compiled: it is followed as it is written, and kernels that are generated are not."""
-
-        def watched(plain: Callable[..., Any]) -> Callable[..., Any]:
-            def compiled(*given: Any, **options: Any) -> Any:
-                of_a_model = bool(given) and isinstance(given[0], torch.nn.Module)
-                if of_a_model or is_foreign(sys._getframe(1).f_code.co_filename):
-                    self.progress.note_missed("what torch.compile makes of it")
-                return plain(*given, **options)
-
-            return compiled
-
-        of_models = temporary_attribute(torch.nn.Module, "compile", watched(torch.nn.Module.compile))
-        with temporary_attribute(torch, "compile", watched(torch.compile)), of_models:
-            yield
-
     def _line_of(self, error: BaseException) -> str:
         """Return "line 5: " or "line 5 of net.py: ", of the user's own line that an error passed last; "" of none."""
-        for frame in reversed(traceback.extract_tb(error.__traceback__)):
-            if frame.filename == self.target:
+        return self._line_in(reversed(traceback.extract_tb(error.__traceback__)))
+
+    def _line_in(self, frames: Iterable[traceback.FrameSummary]) -> str:
+        for frame in frames:
+            if frame.filename == self._path:
                 return f"line {frame.lineno}: "
             if is_foreign(frame.filename) and not frame.filename.startswith("<"):
                 return f"line {frame.lineno} of {Path(frame.filename).name}: "
         return ""
 
+    def _note_impossible_op(self, op: str) -> None:
+        stack = traceback.StackSummary.extract(traceback.walk_stack(sys._getframe(1)), limit=None, lookup_lines=False)
+        self._impossible.append(f"{self._line_in(stack)}{op}")
+
+    def _note_whole_number(self) -> None:
+        """Say where a whole number that is made up becomes a size."""
+        for frame, line in traceback.walk_stack(sys._getframe(1)):
+            if (frame.f_code.co_filename, line) in self.loops.rewriter.size_lines:
+                place = self._line_in([traceback.FrameSummary(frame.f_code.co_filename, line, "", lookup_line=False)])
+                self.progress.note_missed(f"sizes that follow from a number which is made up, at {place[:-2]}")
+                return
+            if is_foreign(frame.f_code.co_filename):
+                return
+
     def _count_value_read(self) -> None:
         self.log.looks += 1
 
     def _handle_error(self, error: Exception) -> None:
-        over = _time_limit_cause(error)
+        over = time_limit_cause(error)
         if over is not None:
             self._give_up(over)
-        elif self._fake:
-            said = (str(error).splitlines() or [""])[0]
-            self._handle_stopped_dry_run(f"{self._line_of(error)}{type(error).__name__}: {said}", error)
+        elif self._fake and (self.progress.updates or not isinstance(error, _OF_THE_SCRIPT)):
+            if isinstance(error, NEEDS_NUMBERS):
+                del self._impossible[-1:]  # of this one it is said that it ended the script
+            reason = (str(error).splitlines() or [""])[0]
+            self._handle_stopped_dry_run(f"{self._line_of(error)}{type(error).__name__}: {reason}", error)
         else:
-            shown = f"python {self.target} shows it in full"
+            hint = f"python {self.target} shows it in full"
             if isinstance(error, EOFError):
-                shown = f"it reads standard input: stepscope fit {self.target} < FILE gives it some"
+                hint = f"it reads standard input: stepscope fit {self.target} < FILE gives it some"
             raise StepscopeError(
                 f"'{self.target}' fails by itself: {self._line_of(error)}{type(error).__name__}: {error}",
-                shown,
+                hint,
             ) from error
 
     def _give_up(self, end: TimeLimitReached) -> None:
@@ -304,8 +319,8 @@ class Follower:
 
     def _note_unseen_evaluation(self) -> None:
         """Know that an evaluation may come after what was followed, where the script has one and none was seen."""
-        seen = any(name == EVALUATION for _, name in self.log.scenes)
-        if not seen and any(map(_EVALUATES.search, self.loops.calls.sources)):
+        has_evaluated = any(name == EVALUATION for _, name in self.log.scenes)
+        if not has_evaluated and any(map(_EVALUATES.search, self.loops.rewriter.sources)):
             self.progress.rest_unknown = True
 
     @contextlib.contextmanager
@@ -363,26 +378,6 @@ class Follower:
             self.progress.note_missed(f"{bytes_(self._updated.bytes_per_round)} that each update keeps")
             self.progress.rest_unknown = True
         return True
-
-
-@contextlib.contextmanager
-def _keep_random_states() -> Iterator[None]:
-    """Keep the state of torch's random numbers where one without numbers is to be set, of a file that was loaded."""
-    plain = torch.random.set_rng_state
-
-    def keep(state: Tensor) -> None:
-        with contextlib.suppress(RuntimeError):
-            plain(state)
-
-    with temporary_attribute(torch, "set_rng_state", keep), temporary_attribute(torch.random, "set_rng_state", keep):
-        yield
-
-
-def _time_limit_cause(error: BaseException | None) -> TimeLimitReached | None:
-    """Return the end of its time that an error came of: it may interrupt a context that cannot be left then."""
-    while error is not None and not isinstance(error, TimeLimitReached):
-        error = error.__context__
-    return error
 
 
 _EVALUATES = re.compile(rb"no_grad|inference_mode|\.eval\(|evaluat|validat|\.test\(")

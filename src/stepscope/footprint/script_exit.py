@@ -1,6 +1,7 @@
 """The exit of a script that is followed: what it left for then happens where it ends, not in the exit of this process.
 
-Its functions of atexit run there, and its objects go, so that what they write lies where its other files do.
+Its functions of atexit run there, and its objects go, so that what they write lies where its other files do. What it
+has set in this process (settings of torch, variables of the environment, random numbers) is as it was before it.
 """
 
 from __future__ import annotations
@@ -8,10 +9,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from stepscope.footprint.script_progress import Progress, temporary_attribute
 from stepscope.record.fault_boundary import is_foreign
@@ -36,10 +42,10 @@ class ScriptExit:
             self._registered.clear()  # it does not happen then
             raise SystemExit(*code or (1,))
 
-        def register(function: Callable[..., Any], *given: Any, **options: Any) -> Callable[..., Any]:
+        def register(function: Callable[..., Any], *arguments: Any, **options: Any) -> Callable[..., Any]:
             if not is_foreign(sys._getframe(1).f_code.co_filename):
-                return plain(function, *given, **options)
-            self._registered.append((function, given, options))
+                return plain(function, *arguments, **options)
+            self._registered.append((function, arguments, options))
             return function
 
         def unregister(function: Callable[..., Any]) -> None:
@@ -56,8 +62,59 @@ class ScriptExit:
     def run(self) -> None:
         """Run what was registered, the last first; as in Python, one that fails does not hold up the others."""
         while self._registered:
-            function, given, options = self._registered.pop()
+            function, arguments, options = self._registered.pop()
             try:
-                function(*given, **options)
+                function(*arguments, **options)
             except Exception as error:
                 self._progress.note_missed(f"what it left for its exit: {type(error).__name__}: {error}")
+
+
+_OFFLINE = {  # trackers of experiments, whose pages are no place for losses that are made up
+    "WANDB_MODE": "disabled", "CLEARML_OFFLINE_MODE": "1", "NEPTUNE_MODE": "debug", "COMET_START_ONLINE": "0",
+    "SWANLAB_MODE": "disabled", "MLFLOW_TRACKING_URI": "file:mlruns",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def preserve_process_state() -> Iterator[None]:
+    """Give back what a script sets in this process; meanwhile trackers of experiments are off."""
+    numpy, logger = sys.modules.get("numpy"), logging.getLogger()
+    environment, handlers, level = dict(os.environ), list(logger.handlers), logger.level
+    random_state, numbers = random.getstate(), None
+    if numpy is not None:
+        name, key, *others = numpy.random.get_state()
+        numbers = (name, key.tolist(), *others)  # no array of ours is there to be counted
+        del key
+    with_gradients, kind, device = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device()
+    deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    os.environ.update(_OFFLINE)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        random.setstate(random_state)
+        if numpy is not None:
+            numpy.random.set_state(numbers)
+        torch.set_grad_enabled(with_gradients)
+        torch.set_default_dtype(kind)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
+        torch.use_deterministic_algorithms(deterministic)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def keep_random_states() -> Iterator[None]:
+    """Keep the state of torch's random numbers where one without numbers is to be set, of a file that was loaded."""
+    plain = torch.random.set_rng_state
+
+    def keep(state: Tensor) -> None:
+        with contextlib.suppress(RuntimeError):
+            plain(state)
+
+    with temporary_attribute(torch, "set_rng_state", keep), temporary_attribute(torch.random, "set_rng_state", keep):
+        yield

@@ -36,6 +36,7 @@ from stepscope.record.dry.storage_log import SAVING
 
 _RECORDS = 1024  # B of a saved file beside its tensors, at the least
 _SCRIPTED: Any = vars(torch.jit)["RecursiveScriptModule"]
+_PROFILE = torch.autograd.profiler.profile  # its traces are written below Python
 
 
 class ScriptFiles:
@@ -52,37 +53,52 @@ class ScriptFiles:
             files = Overlay(Path(folder), self._progress)
             stack.callback(files.close)
             of_system = _os_replacements(files)
+            replacements: dict[int, tuple[Any, Any]] = {}  # by identity: what answers, and the call in whose place
+            stack.callback(_give_back_plain_calls, replacements)
             for owner, name, value in (
                 *_references_in_modules(files, of_system), *of_system, (os, "system", self._skip_os_system),
                 (builtins, "open", files.open), (io, "open", files.open), (io, "open_code", files.open_code),
                 (torch._C, "PyTorchFileWriter", files.redirect_file_argument(torch._C.PyTorchFileWriter, 0, "w")),
+                (_PROFILE, "export_chrome_trace",
+                 files.redirect_file_argument(_PROFILE.export_chrome_trace, 1, "w", "path")),
                 (shutil, "rmtree", files.remove_tree), (shutil, "copyfile", files.copy_file),
                 (shutil, "copystat", files.change_nothing),
                 (torch, "save", functools.partial(self._save, files)),
                 (torch, "load", functools.partial(_load, files, torch.load)),
-                (torch, "from_file", functools.partial(_shared, files, torch.from_file)),
-                (torch.jit, "save", files.redirect_file_argument(torch.jit.save, 1, "w")),
-                (torch.jit, "load", files.redirect_file_argument(torch.jit.load, 0, "r")),
-                (_SCRIPTED, "save", files.redirect_file_argument(_SCRIPTED.save, 1, "w")),
-                (builtins, "__import__", self._imports(files, stack, builtins.__import__)),
+                (torch, "from_file", functools.partial(_tensor_on_file, files, torch.from_file)),
+                (torch.UntypedStorage, "from_file",
+                 staticmethod(functools.partial(_storage_on_file, files, torch.UntypedStorage.from_file))),
+                (torch.jit, "save", files.redirect_file_argument(torch.jit.save, 1, "w", "f")),
+                (torch.jit, "load", files.redirect_file_argument(torch.jit.load, 0, "r", "f")),
+                (_SCRIPTED, "save", files.redirect_file_argument(_SCRIPTED.save, 1, "w", "f")),
+                *self._safetensors_replacements(files),
             ):  # fmt: skip
+                replacements[id(value)] = value, getattr(owner, name)
                 stack.enter_context(temporary_attribute(owner, name, value))
-            if importlib.util.find_spec("safetensors") is not None:
-                of_safetensors = importlib.import_module("safetensors.torch")
-                load = functools.partial(_load, files, of_safetensors.load_file)
-                stack.enter_context(temporary_attribute(of_safetensors, "load_file", load))
-                stack.enter_context(
-                    temporary_attribute(of_safetensors, "save_file", functools.partial(self._save, files))
-                )
+            self._watch_imports(files, stack)
             with guard_writes(files, self._alone):
                 yield files
 
+    def _safetensors_replacements(self, files: Overlay) -> _Calls:
+        if importlib.util.find_spec("safetensors") is None:
+            return []
+        of_safetensors = importlib.import_module("safetensors.torch")
+
+        def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
+            self._save(files, tensors, filename)
+
+        def load_file(filename: Any, *more: Any, **options: Any) -> Any:
+            return _load(files, plain, filename, *more, **options)
+
+        plain = of_safetensors.load_file
+        return [(of_safetensors, "save_file", save_file), (of_safetensors, "load_file", load_file)]
+
     @staticmethod
-    def _imports(files: Overlay, stack: contextlib.ExitStack, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return an import that watches libraries which open files below Python."""
+    def _watch_imports(files: Overlay, stack: contextlib.ExitStack) -> None:
+        """Answer for libraries that open files below Python, once they are imported."""
         waiting = set(_OPENERS)
 
-        def imported(name: str, *more: Any, **options: Any) -> Any:
+        def imported(plain: Callable[..., Any], name: str, *more: Any, **options: Any) -> Any:
             module = plain(name, *more, **options)
             if any(library in sys.modules for library in waiting):
                 watch()
@@ -94,31 +110,32 @@ class ScriptFiles:
                 _redirect_library_files(library, files, stack)
 
         watch()
-        return imported
+        for owner, name in ((builtins, "__import__"), (importlib, "import_module")):
+            stack.enter_context(temporary_attribute(owner, name, functools.partial(imported, getattr(owner, name))))
 
     def _skip_os_system(self, command: Any) -> int:
         self._progress.note_missed("what os.system runs: it is not run")
         return 0
 
-    def _save(self, files: Overlay, content: Any, f: Any, *_more: Any, **_options: Any) -> None:
-        size = sum(leaf.nbytes for leaf in tree_leaves(content) if isinstance(leaf, Tensor))
+    def _save(self, files: Overlay, obj: Any, f: Any, *_more: Any, **_options: Any) -> None:
+        size = sum(leaf.nbytes for leaf in tree_leaves(obj) if isinstance(leaf, Tensor))
         with self._log.scene(SAVING):
             if not hasattr(f, "write"):
                 try:
                     files.open(f, "wb").close()
                 except FileNotFoundError:
                     raise RuntimeError(f"Parent directory {Path(f).parent} does not exist.") from None  # torch's
-                files.saved[files.writable_path(f)] = make_restorer(content)
+                files.saved[files.writable_path(f)] = make_restorer(obj)
                 files.set_file_size(files.writable_path(f), size + _RECORDS)
                 return
             if isinstance(f, io.BytesIO):  # it holds it all
                 self._log.add_extra_bytes(size, "saved", f)
-                files.saved_in[f] = make_restorer(content)
+                files.saved_in[f] = make_restorer(obj)
                 return
             call = io.BytesIO()  # holds what is on its way
             self._log.add_extra_bytes(size, "saved", call)
             del call
-            files.saved[files.name_of(f)] = make_restorer(content)
+            files.saved[files.name_of(f)] = make_restorer(obj)
             with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
                 f.seek(size + _RECORDS, os.SEEK_CUR)
                 f.truncate()
@@ -127,13 +144,13 @@ class ScriptFiles:
 def _load(files: Overlay, plain: Callable[..., Any], f: Any, *more: Any, **options: Any) -> Any:
     if isinstance(f, (str, os.PathLike)):
         f = files.writable_path(f)
-        found = files.saved.get(f)
+        restore = files.saved.get(f)
     else:
-        found = files.saved_in.get(f) if isinstance(f, io.BytesIO) else files.saved.get(files.name_of(f))
-    return plain(f, *more, **options) if found is None else found()
+        restore = files.saved_in.get(f) if isinstance(f, io.BytesIO) else files.saved.get(files.name_of(f))
+    return plain(f, *more, **options) if restore is None else restore()
 
 
-def _shared(
+def _tensor_on_file(
     files: Overlay, plain: Callable[..., Any], filename: Any, shared: bool | None = None, size: int = 0, **more: Any
 ) -> Tensor:
     """Return a tensor on a file as torch.from_file does, which writes to one that is shared."""
@@ -144,23 +161,40 @@ def _shared(
         return torch.empty(size, **more)
 
 
+def _storage_on_file(
+    files: Overlay, plain: Callable[..., Any], filename: Any, shared: bool = False, nbytes: int = 0, **more: Any
+) -> Any:
+    return plain(files.writable_path(filename, "a" if shared else "r"), shared, more.pop("size", nbytes), **more)
+
+
 _Calls = list[tuple[Any, str, Callable[..., Any]]]
+
+
+def _give_back_plain_calls(replacements: dict[int, tuple[Any, Any]]) -> None:
+    """Put calls of Python's and torch's back in modules that a script has imported, and which took those of its files.
+
+    The user's process goes on with these modules, and its own files.
+    """
+    for module in list(sys.modules.values()):
+        for name, value in list(vars(module).items()) if isinstance(module, types.ModuleType) else ():
+            if id(value) in replacements and replacements[id(value)][0] is value:
+                vars(module)[name] = replacements[id(value)][1]
 
 
 def _references_in_modules(files: Overlay, of_system: _Calls) -> _Calls:
     """Return the names by which modules that are imported keep calls of Python's, as bz2 and tarfile keep open."""
-    kept = {id(getattr(owner, name)): value for owner, name, value in of_system if owner is os}
-    kept[id(builtins.open)] = files.open
+    answers = {id(getattr(owner, name)): value for owner, name, value in of_system if owner is os}
+    answers[id(builtins.open)] = files.open
     modules = [
         module
         for name, module in list(sys.modules.items())
         if isinstance(module, types.ModuleType) and name.split(".")[0] not in _SYSTEM
     ]
     return [
-        (module, name, kept[id(value)])
+        (module, name, answers[id(value)])
         for module in modules
         for name, value in list(vars(module).items())
-        if id(value) in kept
+        if id(value) in answers
     ]
 
 
@@ -177,7 +211,8 @@ def _os_replacements(files: Overlay) -> _Calls:
         "remove": files.remove_file, "unlink": files.remove_file, "rmdir": files.remove_folder,
         "mkdir": files.make_folder, "rename": files.move_path, "replace": files.move_path,
         "link": files.make_hard_link, "symlink": files.make_symlink, "readlink": files.read_link,
-        "listdir": files.list_folder, "scandir": files.scanned, "access": files.accessible, "truncate": files.cut,
+        "mkfifo": files.make_pipe,
+        "listdir": files.list_folder, "scandir": files.scanned, "access": files.accessible, "truncate": files.truncate,
         "getcwd": files.current_folder, "chown": files.change_nothing, "lchown": files.change_nothing,
         **{name: functools.partial(files.wrap_metadata_change(getattr(os, name))) for name in ("chmod", "utime")},
     }  # fmt: skip
@@ -212,7 +247,9 @@ def _redirect_library_files(library: str, files: Overlay, stack: contextlib.Exit
         stack.enter_context(temporary_attribute(module, "imwrite", lambda *_given, **_options: True))
     elif library == "h5py":
         stack.enter_context(
-            temporary_attribute(module.File, "__init__", files.redirect_file_argument(module.File.__init__, 1))
+            temporary_attribute(
+                module.File, "__init__", files.redirect_file_argument(module.File.__init__, 1, name="name")
+            )
         )
     else:
         stack.enter_context(temporary_attribute(module.memmap, "__new__", files.wrap_memmap(module.memmap.__new__)))

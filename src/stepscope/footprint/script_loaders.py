@@ -10,7 +10,9 @@ import math
 import sys
 import time
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +44,7 @@ class Loaders:
     def __init__(self, progress: Progress) -> None:
         self.loading = LoaderMemory()
         self._progress, self._log = progress, progress.log
-        self._loaders: dict[int, _Loader] = {}
+        self._loaders: dict[int, _LoaderState] = {}
         self._passes = 0  # over any of them
 
     @contextlib.contextmanager
@@ -53,64 +55,65 @@ class Loaders:
         def length(loader: DataLoader[Any]) -> int:
             """Tell a library as many batches as it gets: it evaluates after the last. The script hears the truth."""
             whole = plain(loader)
-            by_library = not isinstance(loader.dataset, IterableDataset) and _is_library(sys._getframe(1))
+            frame = sys._getframe(1)
+            by_library = not isinstance(loader.dataset, IterableDataset) and _is_library(frame) and not _is_bar(frame)
             self._state(loader).shortened |= by_library
             return min(whole, _FIRST + 1) if by_library else whole
 
         def batches_of(loader: DataLoader[Any]) -> Batches:
-            known = self._state(loader)
-            return Batches(functools.partial(self._batches, known), known.length(plain))
+            state = self._state(loader)
+            return Batches(functools.partial(self._batches, state), state.length(plain))
 
         batches = temporary_attribute(DataLoader, "__iter__", batches_of)
         with batches, temporary_attribute(DataLoader, "__len__", length):
             yield
 
-    def _state(self, loader: DataLoader[Any]) -> _Loader:
+    def _state(self, loader: DataLoader[Any]) -> _LoaderState:
         if id(loader) not in self._loaders:
-            self._loaders[id(loader)] = _Loader(loader)
+            self._loaders[id(loader)] = _LoaderState(loader)
         return self._loaders[id(loader)]
 
-    def _batches(self, known: _Loader) -> Iterator[Any]:
-        if not (known.running and known.loader.persistent_workers):
-            known.forked = self._progress.updates, self._log.alive_bytes(_REWRITTEN)
-        known.running += 1
+    def _batches(self, state: _LoaderState) -> Iterator[Any]:
+        if not (state.running and state.loader.persistent_workers):
+            state.forked = self._progress.updates, self._log.alive_bytes(_REWRITTEN)
+        state.running += 1
         try:
-            yield from self._batches_of(known)
+            yield from self._batches_of(state)
         finally:
             self._note_workers()
-            known.running -= not known.loader.persistent_workers
-            doubt = known.doubt_about_omitted
+            state.running -= not state.loader.persistent_workers
+            doubt = state.doubt_about_omitted
             if doubt:
-                self._progress.note_missed(f"{known.skipped} batches of a loader {doubt}")
+                self._progress.note_missed(f"{state.skipped} batches of a loader {doubt}")
 
-    def _batches_of(self, known: _Loader) -> Iterator[Any]:
+    def _batches_of(self, state: _LoaderState) -> Iterator[Any]:
         self._passes += 1
         growth = Growth(self._progress, at_start=True, looks=self._passes <= _LOOKED)
         updates, born = self._progress.updates, len(self._log.storages)
 
         def goes_on(number: int) -> bool:
             """Return whether a batch is one of the first, or of those after them whose gradients add up."""
-            no_update = number < _ADDED_UP and not known.shortened and self._progress.updates == updates
+            no_update = number < _ADDED_UP and not state.shortened and self._progress.updates == updates
             return number < _FIRST or (no_update and any(s.phase == "backward" for s in self._log.storages[born:]))
 
         def skip(count: int) -> None:
             growth.count_skipped_rounds(count)
-            self._progress.jumped += count
-            known.skipped += count
-            self._progress.cut = True
+            self._progress.omitted_batches = self._progress.omitted_batches + Counter({id(state): count})
+            state.skipped += count
+            self._progress.omitted_any = True
 
-        known.skipped = 0
-        batches = _iterator_of(_loader_without_workers(known.loader, goes_on, skip, self._progress))
+        state.skipped = 0
+        batches = _iterator_of(_loader_without_workers(state.loader, goes_on, skip, self._progress))
         for number in itertools.count():
             growth.note()
-            if isinstance(known.loader.dataset, IterableDataset) and not goes_on(number):
+            if isinstance(state.loader.dataset, IterableDataset) and not goes_on(number):
                 self._progress.note_missed("a data set without a length, beyond its first batches")
                 return
             events = len(self._log.events)
             batch = next(batches, _NOTHING)
             if batch is _NOTHING:
                 return
-            known.note_batch(batch, self._log.growth_since(events))
+            state.note_batch(batch, self._log.growth_since(events))
             self._note_workers()
             yield batch
 
@@ -130,9 +133,9 @@ class Loaders:
 class Batches:
     """The batches of a loader that can differ; whoever asks for more by next() gets some as often as there are any."""
 
-    def __init__(self, made: Callable[[], Iterator[Any]], most: float) -> None:
-        self._made, self._most = made, most
-        self._batches, self._count = made(), 0
+    def __init__(self, restart: Callable[[], Iterator[Any]], most: float) -> None:
+        self._restart, self._most = restart, most
+        self._batches, self._count = restart(), 0
 
     def __iter__(self) -> Batches:
         return self
@@ -145,7 +148,7 @@ class Batches:
     def omitted_batch(self) -> Any:
         """Return a batch of those that were omitted."""
         if self._count < self._most:
-            self._batches = self._made()
+            self._batches = self._restart()
         return next(self)
 
 
@@ -166,7 +169,7 @@ def _plain_bytes(batch: Any) -> int:
     return sum(size for leaf, size in zip(leaves, sizes, strict=True) if not isinstance(leaf, Tensor))
 
 
-class _Loader:
+class _LoaderState:
     """A DataLoader of the script: its workers, and the batches that wait for the training."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -277,7 +280,8 @@ class _ReducedSampler:
         self._goes_on, self._skip = goes_on, skip
         self._rest: Iterator[Any] = iter(())
         self._samples = 0
-        samples = _length(sampler.sampler) if type(sampler) is BatchSampler else None
+        numbered = type(sampler) is BatchSampler and _gives_numbers(sampler.sampler)
+        samples = _length(sampler.sampler) if numbered else None
         if samples is not None:
             self._batches: Any = _BatchRanges(samples, int(sampler.batch_size), sampler.drop_last)
             self._at_least = {0, len(self._batches) - 1}
@@ -322,6 +326,15 @@ class _BatchRanges:
         return range(self._starts[number], min(self._samples, self._starts[number] + self._starts.step))
 
 
+def _gives_numbers(sampler: Any) -> bool:
+    """Return whether a sampler gives numbers of samples; one of the user's may give keys, or pairs with a size."""
+    if type(sampler).__module__.startswith("torch."):
+        return True
+    with contextlib.suppress(Exception):
+        return isinstance(next(iter(sampler)), int)
+    return True
+
+
 def _length(sampler: Any) -> int | None:
     """Return how many samples or batches a sampler says it has; None where it, or one within it, does not say."""
     try:
@@ -342,6 +355,14 @@ def _first(batches: Iterator[Any], most: int | None) -> Iterator[Any]:
 
 def _is_library(frame: types.FrameType) -> bool:
     return any(part in frame.f_code.co_filename for part in INSTALLED)
+
+
+def _is_bar(frame: types.FrameType) -> bool:
+    """Return whether this is code of a progress bar, which only shows how far a loop is."""
+    return not _PROGRESS_BARS.isdisjoint(Path(frame.f_code.co_filename).parts)
+
+
+_PROGRESS_BARS = frozenset(("tqdm", "rich", "alive_progress", "progressbar", "fastprogress", "enlighten"))
 
 
 def _iterator_of(loader: DataLoader[Any]) -> Any:

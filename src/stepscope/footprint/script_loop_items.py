@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 _SHORT = 16  # items: of such a sequence each that differs can be followed
 _DEEP = 3  # containers within containers
+_LARGER = 1.05  # times as large: less is not worth a word
+_MOST_COMPARED = 100_000  # items of a list
 
 
 @dataclass(frozen=True)
@@ -66,16 +69,17 @@ class FollowedItems:
         parts = tuple(_item_parts(item, self._short))
         counted = {place for place in range(len(parts)) if self._is_round_counter(place, parts[place])}
         self._before = (*self._before[-1:], parts)
-        return not any(self._stands_for(seen, parts, counted) for seen in self._followed)
+        return not any(self._stands_for(followed, parts, counted) for followed in self._followed)
 
     def _is_round_counter(self, place: int, part: _Part) -> bool:
         numbers = [before[place].number if place < len(before) else None for before in self._before] + [part.number]
-        known = [number for number in numbers if number is not None]
-        return len(known) == 3 and known[2] - known[1] == known[1] - known[0] != 0
+        whole = [number for number in numbers if number is not None]
+        return len(whole) == 3 and whole[2] - whole[1] == whole[1] - whole[0] != 0
 
-    def _stands_for(self, seen: tuple[_Part, ...], new: tuple[_Part, ...], counted: set[int]) -> bool:
-        return len(seen) == len(new) and all(
-            index in counted or self._covers(old, part) for index, (old, part) in enumerate(zip(seen, new, strict=True))
+    def _stands_for(self, followed: tuple[_Part, ...], new: tuple[_Part, ...], counted: set[int]) -> bool:
+        return len(followed) == len(new) and all(
+            index in counted or self._covers(old, part)
+            for index, (old, part) in enumerate(zip(followed, new, strict=True))
         )
 
     def _covers(self, old: _Part, new: _Part) -> bool:
@@ -89,6 +93,29 @@ def _size(item: Any) -> int:
     return sum(math.prod(part.sizes) if part.sizes else part.number or 0 for part in _item_parts(item, short=False))
 
 
+def omits_larger_items(items: Any, places: range, followed: Sequence[int]) -> bool:
+    """Return whether a list has larger items than those that rounds pick which are followed, by their places.
+
+    Numbers of which none comes twice are an order in which others are picked, or name something.
+    """
+    if not isinstance(items, (list, tuple)) or _are_all_different(items):
+        return False
+    width, count = max(1, abs(places.step)), len(items)
+    picked = (place for start in followed for place in range(start, start + width) if 0 <= place < count)
+    largest = max((_size_with_texts(items[place]) for place in picked), default=0)
+    return any(_size_with_texts(item) > largest * _LARGER for item in itertools.islice(items, _MOST_COMPARED))
+
+
+def _are_all_different(items: Sequence[Any]) -> bool:
+    return all(isinstance(item, int) for item in items) and len(set(items)) == len(items)
+
+
+def _size_with_texts(item: Any) -> int:
+    """Return the size of an item, and the lengths of texts in it that are no names."""
+    texts = (part.kind[0] for part in _item_parts(item, short=False) if len(part.kind) == 1)
+    return _size(item) + sum(len(text) for text in texts if isinstance(text, str) and " " in text)
+
+
 def batch_sizes(batch: Any) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
     """Return kinds and sizes of what a batch consists of, texts by their lengths."""
     return [
@@ -98,17 +125,17 @@ def batch_sizes(batch: Any) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
     ]  # fmt: skip
 
 
-def tensors_of(nest: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+def tensors_of(nest: Any, visited: set[int] | None = None) -> Iterator[Tensor]:
     """Yield the tensors of a batch, those that objects hold too, as a mapping of a tokenizer's or a graph."""
-    seen = set() if seen is None else seen
+    visited = set() if visited is None else visited
     for leaf in tree_leaves(nest):
-        if id(leaf) in seen:
+        if id(leaf) in visited:
             continue
-        seen.add(id(leaf))
+        visited.add(id(leaf))
         if isinstance(leaf, Tensor):
             yield leaf
         elif hasattr(leaf, "__dict__") and not isinstance(leaf, (nn.Module, type, Callable)):  # type: ignore[arg-type]
-            yield from tensors_of(list(vars(leaf).values()), seen)
+            yield from tensors_of(list(vars(leaf).values()), visited)
 
 
 def _item_parts(item: Any, short: bool, depth: int = 0) -> Iterator[_Part]:

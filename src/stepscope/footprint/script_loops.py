@@ -7,11 +7,9 @@ What runs only in rounds that were omitted is followed in another pass, in a las
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
 import itertools
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,16 +18,16 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from stepscope.footprint.script_loop_items import FollowedItems, is_short
+from stepscope.footprint.script_loop_items import FollowedItems, is_short, omits_larger_items
 from stepscope.footprint.script_progress import Growth, Progress
 from stepscope.footprint.script_rewriter import (
     ANSWERED,
     ASSERTED,
     BEGIN,
     ENUMERATE,
+    LEAVES,
     LEFT,
     MORE,
-    NEXT,
     ROUNDS,
     TAKEN,
     LoopRewriter,
@@ -54,24 +52,25 @@ KEPT_FOR_EVER = 10_000  # B that each round keeps of a loop that may have a mill
 class BranchSide(NamedTuple):
     """A side of a branch that only rounds take which were omitted, and how it is named."""
 
-    taken: bool
+    side: bool
     words: str
 
 
 class Loops:
     """The loops of one script while it is followed."""
 
-    def __init__(self, progress: Progress, cut: Callable[[], None], forced: Mapping[int, BranchSide]) -> None:
-        """cut: is called where an outermost loop ends of which rounds were omitted, or of a loop within.
+    def __init__(self, progress: Progress, on_loop_end: Callable[[], None], forced: Mapping[int, BranchSide]) -> None:
+        """on_loop_end: is called where an outermost loop ends of which rounds were omitted, or of a loop within.
 
         forced: sides that branches take once, by number, after rounds were omitted.
         """
-        self.calls = LoopRewriter()
-        self._ended, self._open, self._shortened = cut, 0, False  # `_open`: loops
+        self.rewriter = LoopRewriter()
+        self._on_loop_end, self._open, self._shortened = on_loop_end, 0, False  # `_open`: loops
         self._progress, self._log = progress, progress.log
         self._runs = Counter[int]()  # of each loop
+        self._indexed: dict[int, _Variables] = {}  # by open loop: lists from which its rounds pick by their number
         self._whiles: dict[int, _While] = {}
-        self._cut: set[int] = set()  # loops of which rounds were omitted
+        self._shortened_loops: set[int] = set()  # loops of which rounds were omitted
         self._taken: dict[int, set[bool]] = {}
         self._path: list[tuple[int, bool]] = []  # branches in their order, of a round of an outermost loop
         self._values: dict[int, dict[int, set[Any]]] = {}  # of names in a test, some by how many updates were made
@@ -90,6 +89,7 @@ class Loops:
             ANSWERED: self._note_returned_test,
             LEFT: self._leave_branch,
             ASSERTED: self._presume_assertion,
+            LEAVES: self._leaves,
             ENUMERATE: self._enumerate,
             BEGIN: self._begin,
             MORE: functools.partial(self._goes_on, check),
@@ -97,57 +97,65 @@ class Loops:
 
     def note_missed_branches(self) -> None:
         """Note what runs only in rounds that were omitted, and what is kept by a round now and then."""
-        for number, branch in enumerate(self.calls.branches):
-            taken = self._taken.get(number, set())
-            if not (self._cut.intersection(branch.loops) if branch.loops else self._counts_rounds(number)):
+        for number, branch in enumerate(self.rewriter.branches):
+            sides = self._taken.get(number, set())
+            if not (self._shortened_loops.intersection(branch.loops) if branch.loops else self._counts_rounds(number)):
                 continue
-            if True in taken and branch.changes:
+            if True in sides and branch.changes:
                 self._progress.note_missed(f"what changes at {branch.place} each time where {branch.test}")
-            if taken == {False} and branch.body:
+            if sides == {False} and branch.body:
                 self._miss_side(number, True, "only where")
-            if taken == {True} and branch.otherwise:
+            if sides == {True} and branch.otherwise:
                 self._miss_side(number, False, "except where")
-            if taken == {True, False} and self._kept.get(number, 0) > _KEPT:
-                kept = f"{bytes_(self._kept[number])} each time where {branch.test}"
-                self._progress.note_missed(f"what is kept at {branch.place} in rounds that were omitted: {kept}")
+            if sides == {True, False} and self._kept.get(number, 0) > _KEPT:
+                growth = f"{bytes_(self._kept[number])} each time where {branch.test}"
+                self._progress.note_missed(f"what is kept at {branch.place} in rounds that were omitted: {growth}")
 
     def _miss_side(self, number: int, side: bool, where: str) -> None:
-        branch = self.calls.branches[number]
+        branch = self.rewriter.branches[number]
         self.unseen[number] = BranchSide(side, f"what runs at {branch.place} {where} {branch.test}")
         self._progress.note_missed(self.unseen[number].words)
 
     def _counts_rounds(self, number: int) -> bool:
         """Return whether parameters of a branch changed as the training went on, and rounds are omitted."""
         values = self._values.get(number, {})
-        return len(values) > 1 < len(set().union(*values.values())) and self._progress.cut
+        return len(values) > 1 < len(set().union(*values.values())) and self._progress.omitted_any
 
     def _note_test(self, number: int, test: Any, *values: Any) -> bool:
-        taken, loops = bool(test), self.calls.branches[number].loops
-        if number in self._forced and (self._cut.intersection(loops) if loops else self._progress.cut):
-            taken, self.forced[number] = self._forced.pop(number)
+        side, loops = bool(test), self.rewriter.branches[number].loops
+        if number in self._forced and (
+            self._shortened_loops.intersection(loops) if loops else self._progress.omitted_any
+        ):
+            side, self.forced[number] = self._forced.pop(number)
         sides = self._taken.setdefault(number, set())
         if not loops and len(sides) > 1:  # what is asked millions of times has both soon
-            return taken
-        sides.add(taken)
+            return side
+        sides.add(side)
         if self._open and len(self._path) < _LONGEST_PATH:
-            self._path.append((number, taken))
-        if self.calls.branches[number].parameters:
-            known = self._values.setdefault(number, {}).setdefault(self._progress.updates, set())
-            if len(known) < _VALUES:
-                known.add(tuple(value for value in map(_value, values) if type(value) is int))
-        if taken and loops:
+            self._path.append((number, side))
+        if self.rewriter.branches[number].parameters:
+            values_now = self._values.setdefault(number, {}).setdefault(self._progress.updates, set())
+            if len(values_now) < _VALUES:
+                values_now.add(tuple(value for value in map(_value, values) if type(value) is int))
+        if side and loops:
             self._entered[number] = self._alive_beside(*values), self._progress.updates
-        return taken
+        return side
 
     def _note_returned_test(self, number: int, answer: Any, *values: Any) -> Any:
         return self._note_test(number, answer, *values) if type(answer) is bool else answer
 
     def _presume_assertion(self, place: str) -> bool:
         """Return whether an assertion that fails may hold in a training: it may count rounds or look at a loss."""
-        presumed = self._progress.cut or self._progress.jumped > 0 or self._log.looks > 0
+        presumed = self._progress.omitted_any or bool(self._progress.omitted_batches) or self._log.looks > 0
         if presumed and place not in self.presumed:
             self.presumed.append(place)
         return presumed
+
+    def _leaves(self, number: int, *values: Callable[[], Any]) -> bool:
+        """Return whether a loop is left where a number says so; one that may be made up ends no training."""
+        if not (self._progress.updates and self._log.looks and self.rewriter.trains(number)):
+            return True
+        return not any(isinstance(_value(value), float) for value in values)
 
     def _leave_branch(self, number: int, *variables: _Variables) -> None:
         alive, updates = self._entered[number]
@@ -164,24 +172,24 @@ class Loops:
 
     def _storage_bytes(self, variables: _Variables) -> dict[int, int]:
         """Return how many bytes the storages of tensors have that variables, or containers in them, hold."""
-        held: dict[int, int] = {}
+        sizes: dict[int, int] = {}
         for variable in variables:
             with contextlib.suppress(NameError):
                 for value in tree_leaves(variable()):
                     if isinstance(value, Tensor) and self._log.knows(value):
                         storage = value.untyped_storage()
-                        held[storage._cdata] = storage.nbytes()
-        return held
+                        sizes[storage._cdata] = storage.nbytes()
+        return sizes
 
     def _begin(self, number: int) -> None:
-        known = self._whiles.get(number)
-        most = _AGAIN if known is not None and known.last else _UPDATES
+        earlier = self._whiles.get(number)
+        most = _AGAIN if earlier is not None and earlier.last else _UPDATES
         self._whiles[number] = loop = _While(self._progress, most)
         self._progress.allowed = max(self._progress.allowed, loop.until + 6 * _UPDATES)
 
     def _goes_on(self, check: Callable[[], bool], number: int) -> bool:
         """Return whether a `while` may go on: to its last round that is followed, and no further."""
-        loop, place = self._whiles[number], self.calls.places[number]
+        loop, place = self._whiles[number], self.rewriter.places[number]
         loop.rounds += 1
         if loop.rounds % _ASKED == 1:
             check()
@@ -191,8 +199,8 @@ class Loops:
         if self._progress.updates < loop.until:
             return True
         if loop.last < self._progress.last_rounds:
-            loop.last, self._progress.cut = loop.last + 1, True
-            self._cut.add(number)
+            loop.last, self._progress.omitted_any = loop.last + 1, True
+            self._shortened_loops.add(number)
             return True
         self._progress.ended_early = True
         self._progress.note_missed(f"rounds of the loop at {place} after {self._progress.updates - loop.began} updates")
@@ -200,21 +208,27 @@ class Loops:
             self._progress.note_missed(f"{bytes_(loop.growth.bytes_per_round)} that each of them keeps")
             self._progress.rest_unknown = True
         if self._open == 0:
-            self._ended()
+            self._on_loop_end()
         return False
 
-    def _enumerate(self, plain: Any, *given: Any, **options: Any) -> Any:
-        return self._enumerate_with_omitted(*given, **options) if plain is enumerate else plain(*given, **options)
+    def _enumerate(self, plain: Any, *arguments: Any, **options: Any) -> Any:
+        return (
+            self._enumerate_with_omitted(*arguments, **options) if plain is enumerate else plain(*arguments, **options)
+        )
 
     def _enumerate_with_omitted(self, iterable: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
         source = _Source(iterable, self._progress)
         for number, item in enumerate(source, start):
-            yield number + source.jumped, item
+            yield number + source.omitted, item
 
-    def rounds(self, iterable: Any, number: int) -> Iterator[Any]:
-        """Yield the rounds of a loop that can differ: all, or where it trains or evaluates the first and the last."""
+    def rounds(self, iterable: Any, number: int, *indexed: Callable[[], Any]) -> Iterator[Any]:
+        """Yield the rounds of a loop that can differ: all, or where it trains or evaluates the first and the last.
+
+        indexed: what looks up the lists from which its rounds pick by their number.
+        """
         source, items = _Source(iterable, self._progress), FollowedItems(is_short(iterable))
         self._runs[number] += 1
+        self._indexed[number] = indexed
         growth = Growth(self._progress, looks=self._runs[number] <= _TRAINED)
         trained, evaluated, many, likeness = 0, 0, False, _RoundLikeness()
         idle, ops = 0, -1  # rounds before the first with an op
@@ -225,7 +239,7 @@ class Loops:
                     updates, looks, ops = self._progress.updates, self._log.evaluations, self._log.ops
                     alive, events = self._log.alive_bytes(), len(self._log.events)
                 path = len(self._path)
-                self._cut.update([number] if source.jumped else [])
+                self._shortened_loops.update([number] if source.omitted else [])
                 yield item
                 if growth.rounds == 0 and self._log.ops == ops:
                     idle += 1
@@ -245,7 +259,7 @@ class Loops:
                 self._progress.allowed += stepped if many and trained > 1 else 0
                 evaluated += self._log.evaluations > looks and not stepped
                 alike = many and trained == _TRAINED - 1 and growth.last <= 0
-                only_evaluates = evaluated >= _EVALUATED and (trained > 0 or not self.calls.trains(number))
+                only_evaluates = evaluated >= _EVALUATED and (trained > 0 or not self.rewriter.trains(number))
                 if alike or trained >= _TRAINED or only_evaluates:
                     break
             else:
@@ -253,36 +267,39 @@ class Loops:
             yield from self._differing_items(iterable, source, items, growth, idle, number)
         finally:
             self._open -= 1
-            self._cut.update([number] if source.jumped else [])
+            self._shortened_loops.update([number] if source.omitted else [])
             self._end(number, likeness)
 
     def _end(self, number: int, likeness: _RoundLikeness) -> None:
-        if number in self._cut and likeness.broken:
-            self._progress.note_missed(f"rounds of the loop at {self.calls.places[number]}, which are not alike")
-        self._shortened |= number in self._cut
+        if number in self._shortened_loops and likeness.broken:
+            self._progress.note_missed(f"rounds of the loop at {self.rewriter.places[number]}, which are not alike")
+        self._shortened |= number in self._shortened_loops
+        self._indexed.pop(number, None)
         if self._shortened and self._open == 0:
             self._shortened = False
-            self._ended()
+            self._on_loop_end()
 
     def _differing_items(
         self, iterable: Any, source: _Source, items: FollowedItems, growth: Growth, idle: int, number: int
     ) -> Iterator[Any]:
         """Yield of the rest the items that differ from those before, and the last."""
         waiting, largest, passed = 0, _NOTHING, growth.rounds + idle
-        left: Iterator[Any] = source
+        remaining: Iterator[Any] = source
         if isinstance(iterable, (list, tuple)):
             largest = items.follow_largest(iterable[passed:-1])
         if isinstance(iterable, range):
-            rest, ends = iterable[passed:], self._progress.last_rounds
-            self._note_omitted_rounds(max(0, len(rest) - ends), growth, number)
-            yield from rest[-ends:]
+            later_rounds, ends = iterable[passed:], self._progress.last_rounds
+            self._note_omitted_rounds(max(0, len(later_rounds) - ends), growth, number)
+            if len(later_rounds) > ends:
+                self._note_larger_items(number, iterable, [*iterable[:passed], *later_rounds[-ends:]])
+            yield from later_rounds[-ends:]
             return
-        held, last, followed, beyond, began = _NOTHING, next(left, _NOTHING), 0, 0, time.process_time()
-        for after in itertools.islice(left, _MOST_SKIPPED):
+        previous, last, followed, beyond, began = _NOTHING, next(remaining, _NOTHING), 0, 0, time.process_time()
+        for after in itertools.islice(remaining, _MOST_SKIPPED):
             differs = items.differs(last) or last is largest
             if differs and followed < _DIFFERING:
                 self._note_omitted_rounds(waiting, growth, number)
-                waiting, followed, held = 0, followed + 1, _NOTHING
+                waiting, followed, previous = 0, followed + 1, _NOTHING
                 items.note_followed(last)
                 paused = time.process_time()
                 with self._progress.allow_extra_updates():
@@ -291,60 +308,31 @@ class Loops:
             else:
                 waiting += 1
                 beyond += differs
-                held = last
+                previous = last
             last = after
             if time.process_time() - began > _MOST_SKIPPING_S:
                 break
-        if next(left, _NOTHING) is not _NOTHING:
+        if next(remaining, _NOTHING) is not _NOTHING:
             self._progress.note_missed("a loop without an end in sight, beyond its first rounds")
         if beyond:
             self._progress.note_missed(
-                f"{beyond} rounds of the loop at {self.calls.places[number]}, whose items differ"
+                f"{beyond} rounds of the loop at {self.rewriter.places[number]}, whose items differ"
             )
-        self._cut.update([number] if source.jumped else [])
-        both = held is not _NOTHING and self._progress.last_rounds > 1
+        self._shortened_loops.update([number] if source.omitted else [])
+        both = previous is not _NOTHING and self._progress.last_rounds > 1
         self._note_omitted_rounds(waiting - both, growth, number)
-        yield from (item for item in ([held, last] if both else [last]) if item is not _NOTHING)
+        yield from (item for item in ([previous, last] if both else [last]) if item is not _NOTHING)
+
+    def _note_larger_items(self, number: int, places: range, followed: Sequence[int]) -> None:
+        """Say where rounds that are omitted pick larger items of a list than those that are followed."""
+        if any(omits_larger_items(_value(indexed), places, followed) for indexed in self._indexed.get(number, ())):
+            self._progress.note_missed(f"rounds of the loop at {self.rewriter.places[number]}, whose data are larger")
 
     def _note_omitted_rounds(self, rounds: int, growth: Growth, number: int) -> None:
         if rounds > 0:
-            self._cut.add(number)
-            self._progress.cut = True
+            self._shortened_loops.add(number)
+            self._progress.omitted_any = True
             growth.count_skipped_rounds(rounds)
-
-
-_PLAIN: dict[str, Callable[..., Any]] = {
-    ROUNDS: lambda iterable, _number: iterable,
-    BEGIN: lambda _number: None,
-    MORE: lambda _number: True,
-    TAKEN: lambda _number, test, *_values: test,
-    ASSERTED: lambda _place: False,
-    ANSWERED: lambda _number, answer, *_values: answer,
-    LEFT: lambda *_given: None,
-    ENUMERATE: lambda plain, *given, **options: plain(*given, **options),
-    NEXT: lambda plain, iterator: plain(iterator),
-}
-
-
-@contextlib.contextmanager
-def install_for_scripts(names: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Have transformed code find what it calls in any module, and in none of its own: they are names of Python's.
-
-    Threads beside the one that follows, and those that the script leaves behind, run the code as it was written.
-    """
-    thread = threading.get_ident()
-
-    def call(name: str, *given: Any, **options: Any) -> Any:
-        found = names if threading.get_ident() == thread else _PLAIN
-        return found[name](*given, **options)
-
-    for name in _PLAIN:
-        setattr(builtins, name, functools.partial(call, name))
-    try:
-        yield
-    finally:
-        for name, plain in _PLAIN.items():
-            setattr(builtins, name, plain)
 
 
 def _value(looked_up: Callable[[], Any]) -> Any:
@@ -383,17 +371,18 @@ class _RoundLikeness:
 
 
 class _Source:
-    """An iterator that knows how many batches loaders omitted (`jumped`) while it was asked for items."""
+    """An iterator that knows how many batches loaders omitted (`omitted`) while it was asked for items."""
 
     def __init__(self, iterable: Iterable[Any], progress: Progress) -> None:
-        self.jumped = 0
+        self.omitted = 0
         self._items, self._progress = iter(iterable), progress
 
     def __iter__(self) -> _Source:
         return self
 
     def __next__(self) -> Any:
-        before = self._progress.jumped
+        before = self._progress.omitted_batches
         item = next(self._items)
-        self.jumped += self._progress.jumped - before
+        if self._progress.omitted_batches is not before:  # zip() asks several loaders for one item
+            self.omitted += max((self._progress.omitted_batches - before).values())
         return item

@@ -95,17 +95,17 @@ class ScriptMemory:
         most = most if most > self._most else resident_bytes()
         sizes = _array_sizes(self._log)
         size = _sum(sizes)
-        more, kept = size - _sum(self._sizes), sizes if self._trained is None else sizes & self._trained
-        cached = {size: count for size, count in (kept - self._sizes).items() if count >= _SEVERAL}
+        more, remaining = size - _sum(self._sizes), sizes if self._trained is None else sizes & self._trained
+        cached = {size: count for size, count in (remaining - self._sizes).items() if count >= _SEVERAL}
         again = _sum(Counter(cached)) * self._progress.times
         kept_by_omitted = self._progress.arrays_kept
         again -= kept_by_omitted
         grown = max(self.arrays[1], size, most - self._before[0] - self._imported - own)
         self.arrays = self.arrays[0], grown + kept_by_omitted
-        if (more > _GROWN or max(again, kept_by_omitted) > _GROWN_WHOLE) and self._progress.cut:
-            made = f"; followed ones made {bytes_(more)}" if more > _GROWN else ""
+        if (more > _GROWN or max(again, kept_by_omitted) > _GROWN_WHOLE) and self._progress.omitted_any:
+            growth = f"; followed ones made {bytes_(more)}" if more > _GROWN else ""
             limit = f", {bytes_(kept_by_omitted)} at the most" if kept_by_omitted else ""
-            self._progress.note_missed(f"arrays of rounds that were omitted{limit}{made}")
+            self._progress.note_missed(f"arrays of rounds that were omitted{limit}{growth}")
             self._progress.rest_unknown |= again > _GROWN_WHOLE
 
     def _update_growth(self) -> None:
@@ -126,7 +126,7 @@ class ScriptMemory:
             if relative or self._is_beside(name):
                 return plain(name, *more, **options)
             self._update_growth()
-            running, before, known = True, resident_bytes(), set(sys.modules)
+            running, before, modules = True, resident_bytes(), set(sys.modules)
             try:
                 return plain(name, *more, **options)
             finally:
@@ -134,7 +134,7 @@ class ScriptMemory:
                 self._imported += max(0, resident_bytes() - before)
                 by = str(more[0].get("__name__", "")) if more and isinstance(more[0], dict) else ""
                 if by.partition(".")[0] not in ("torch", "stepscope"):  # what these need for themselves, any has
-                    self.imported |= sys.modules.keys() - known
+                    self.imported |= sys.modules.keys() - modules
 
         with contextlib.ExitStack() as stack:
             for owner, name in ((builtins, "__import__"), (importlib, "import_module")):
@@ -203,18 +203,18 @@ def object_bytes(data: Any) -> int:
     return round(_size_of_objects([data, *own], set()))
 
 
-def _size_of_objects(several: Sequence[Any], seen: set[int], deep: int = 0) -> float:
+def _size_of_objects(several: Sequence[Any], visited: set[int], deep: int = 0) -> float:
     looked = several if len(several) <= _MANY else several[:: len(several) // _MANY]
     size = 0.0
     for inner in looked:
-        if id(inner) in seen or isinstance(inner, _NOT_OF_DATA):
+        if id(inner) in visited or isinstance(inner, _NOT_OF_DATA):
             continue
-        seen.add(id(inner))
+        visited.add(id(inner))
         numbers = getattr(inner, "dtype", None) is not None  # an array: of what it holds only objects count
         size += 0 if numbers else sys.getsizeof(inner)
         if deep < _DEEP:
             within = _objects_of(inner) if numbers else gc.get_referents(inner)
-            size += _size_of_objects(within, seen, deep + 1)
+            size += _size_of_objects(within, visited, deep + 1)
     return size * len(several) / max(1, len(looked))
 
 
@@ -227,7 +227,9 @@ def _referents() -> Iterator[Any]:
     level = gc.get_referents(*gc.get_objects())
     for _ in range(_WITHIN):
         yield from level
-        level = gc.get_referents(*(held for held in level if type(held) in (dict, tuple) and not gc.is_tracked(held)))
+        level = gc.get_referents(
+            *(inner for inner in level if type(inner) in (dict, tuple) and not gc.is_tracked(inner))
+        )
     yield from level
 
 
@@ -242,24 +244,24 @@ def _array_sizes(log: StorageLog) -> Counter[int]:
     """
     numpy = sys.modules.get("numpy")
     kinds: tuple[type, ...] = (bytes, bytearray, Tensor, *((numpy.ndarray,) if numpy is not None else ()))
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     twins: set[int] = set()  # numbers that fake tensors keep
     inner: Any
     for inner in _referents():
         if not issubclass(type(inner), kinds):  # isinstance would ask deprecated names for their class
             continue
         if isinstance(inner, (bytes, bytearray)):
-            found[id(inner)] = len(inner) * (len(inner) >= _LARGE)
+            sizes[id(inner)] = len(inner) * (len(inner) >= _LARGE)
         elif isinstance(inner, Tensor):
             strided = inner.device.type == "cpu" and inner.layout is torch.strided
             if isinstance(inner, FakeTensor):
                 twins.update([] if inner.constant is None else [inner.constant.untyped_storage().data_ptr()])
             elif not is_lazy(inner) and strided and not log.knows(inner):
                 storage = inner.untyped_storage()
-                found[storage.data_ptr()] = storage.nbytes() * (storage.nbytes() >= _LARGE)
+                sizes[storage.data_ptr()] = storage.nbytes() * (storage.nbytes() >= _LARGE)
         elif inner.base is None:
-            found[inner.__array_interface__["data"][0]] = int(inner.nbytes)
-    return Counter(size for place, size in found.items() if size and place not in twins)
+            sizes[inner.__array_interface__["data"][0]] = int(inner.nbytes)
+    return Counter(size for place, size in sizes.items() if size and place not in twins)
 
 
 def imports_of_script(script: Path, brought: Iterable[str] = ()) -> frozenset[str]:
@@ -268,13 +270,13 @@ def imports_of_script(script: Path, brought: Iterable[str] = ()) -> frozenset[st
     brought: modules that were not there before its imports, as those of torch's that not each training needs.
     """
     named: set[str] = set()
-    seen: set[Path] = set()
+    visited: set[Path] = set()
     waiting = [script]
     while waiting:
         file = waiting.pop()
-        if file in seen:
+        if file in visited:
             continue
-        seen.add(file)
+        visited.add(file)
         for name in _imported(file):
             own = script.parent / Path(*name.split("."))
             beside = [path for path in (own.with_suffix(".py"), own / "__init__.py") if path.is_file()]

@@ -21,7 +21,7 @@ from stepscope.record.fault_boundary import is_foreign
 Transform = Callable[[bytes, str], types.CodeType]  # of a source and the path of its file
 
 
-class _Loader(SourceFileLoader):
+class _SourceLoader(SourceFileLoader):
     """A loader of what is transformed, which neither reads nor writes bytecode."""
 
     def __init__(self, fullname: str, path: str, files: Overlay, modules: UserModules) -> None:
@@ -46,7 +46,7 @@ class UserModules:
     def __init__(self, transform: Transform, files: Overlay, target: str) -> None:
         self.transform, self._files = transform, files
         self._folder = Path(target).resolve().parent
-        self._found: list[str] = []
+        self._own_names: list[str] = []
         self._thread = threading.get_ident()
 
     def find_spec(
@@ -61,8 +61,8 @@ class UserModules:
         elif type(spec.loader) is not SourceFileLoader or not is_foreign(spec.origin):
             return None
         if spec is not None and spec.origin is not None:
-            spec.loader = _Loader(fullname, spec.origin, self._files, self)
-            self._found.append(fullname)
+            spec.loader = _SourceLoader(fullname, spec.origin, self._files, self)
+            self._own_names.append(fullname)
         return spec
 
     def _find_written_module(self, fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
@@ -86,7 +86,7 @@ class UserModules:
             sys.dont_write_bytecode = plain
             sys.meta_path.remove(self)
             for name in list(sys.modules):
-                if name in self._found or (name not in before and self._is_beside(sys.modules[name])):
+                if name in self._own_names or (name not in before and self._is_beside(sys.modules[name])):
                     clear_module_objects(sys.modules.pop(name))
 
     def _is_beside(self, module: types.ModuleType) -> bool:

@@ -34,7 +34,7 @@ class Overlay(ScriptPaths):
         self.saved: dict[str, Callable[[], Any]] = {}  # by place: how to get what was saved there
         self.saved_in = weakref.WeakKeyDictionary[io.BytesIO, Callable[[], Any]]()
         self._progress, self._open = progress, open
-        self._made = 0
+        self._file_count = 0
         self._began_in = self._plain["getcwd"]()
 
     def close(self) -> None:
@@ -70,10 +70,10 @@ class Overlay(ScriptPaths):
                 self._numbered[opened] = self._opened_as[opened] = name
                 self._temporary.add(name)
                 return opened
-        wanted = self._mode_of(name, flags)
-        place = self.writable_path(path if dir_fd is None else name, wanted)
-        if wanted != "r":
-            flags = os.O_RDONLY if self._too_large(place, wanted) else flags | os.O_CREAT
+        text_mode = self._mode_of(name, flags)
+        place = self.writable_path(path if dir_fd is None else name, text_mode)
+        if text_mode != "r":
+            flags = os.O_RDONLY if self._too_large(place, text_mode) else flags | os.O_CREAT
         opened = int(self._plain["open"](self._script_name(place, name, path), flags, mode))
         self._numbered[opened], self._opened_as[opened] = place, name
         return opened
@@ -124,28 +124,37 @@ class Overlay(ScriptPaths):
         return place
 
     def _new_path(self) -> str:
-        self._made += 1
-        return f"{self._folder}/{self._made}"
+        self._file_count += 1
+        return f"{self._folder}/{self._file_count}"
 
     def _too_large(self, place: str, mode: str) -> bool:
         """Return whether a file of the user's that would be written to is too large to be copied."""
         if not set(mode) & set("a+") or "w" in mode or not place.startswith("/") or self._belongs_to_script(place):
             return False
         with contextlib.suppress(OSError):
-            found = self._plain["stat"](place)
-            if stat.S_ISREG(found.st_mode) and found.st_size > MOST_COPIED:
+            status = self._plain["stat"](place)
+            if stat.S_ISREG(status.st_mode) and status.st_size > MOST_COPIED:
                 self._progress.note_missed(f"what is written to {Path(place).name}, which is too large to be copied")
                 return True
         return False
 
-    def redirect_file_argument(self, plain: Callable[..., Any], at: int, mode: str | None = None) -> Callable[..., Any]:
-        """Return a call whose file, its argument `at`, lies in the folder; without `mode` the next argument says it."""
+    def redirect_file_argument(
+        self, plain: Callable[..., Any], at: int, mode: str | None = None, name: str = ""
+    ) -> Callable[..., Any]:
+        """Return a call whose file, its argument `at` or of a name, lies in the folder.
 
-        def call(*given: Any, **options: Any) -> Any:
-            arguments = list(given)
-            if len(arguments) > at and isinstance(arguments[at], (str, bytes, os.PathLike)):
-                said = str(mode or (arguments[at + 1] if len(arguments) > at + 1 else options.get("mode", "r")))
-                arguments[at] = self.writable_path(arguments[at], said.replace("w-", "w"))
+        Without `mode` the next argument says it.
+        """
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            file = arguments[at] if len(arguments) > at else options.get(name)
+            if isinstance(file, (str, bytes, os.PathLike)):
+                way = str(mode or (arguments[at + 1] if len(arguments) > at + 1 else options.get("mode", "r")))
+                place = self.writable_path(file, way.replace("w-", "w"))
+                if len(arguments) > at:
+                    arguments = (*arguments[:at], place, *arguments[at + 1 :])
+                else:
+                    options[name] = place
             return plain(*arguments, **options)
 
         return call
@@ -243,8 +252,8 @@ class Overlay(ScriptPaths):
             return
         yield "", None
         for name in self.list_folder(path):
-            for rest, place in self._paths_below(f"{path}/{name}"):
-                yield f"/{name}{rest}", place
+            for below, place in self._paths_below(f"{path}/{name}"):
+                yield f"/{name}{below}", place
 
     def _map_path(self, path: str, place: str | None) -> None:
         """Have a file from now on at a name: a folder, a link, or what lies at a place."""
@@ -270,9 +279,9 @@ class Overlay(ScriptPaths):
         self._want_parent(target, new)
         if source == target:
             raise shutil.SameFileError(f"{old!r} and {new!r} are the same file")
-        for name, said in ((source, old), (target, new)):
+        for name, argument in ((source, old), (target, new)):
             if self._is_folder(name):
-                raise_os_error(errno.EISDIR, said)
+                raise_os_error(errno.EISDIR, argument)
         self._hide(target)
         self._map_path(target, self._own.get(source, source))
         return new
@@ -305,7 +314,17 @@ class Overlay(ScriptPaths):
         else:
             self._folders.add(name)
 
-    def cut(self, path: Any, length: int) -> None:
+    def make_pipe(self, path: Any, mode: int = 0o666, *, dir_fd: int | None = None) -> None:
+        """Make a named pipe as os.mkfifo does."""
+        name = self._path_of_link_itself(path, dir_fd)
+        if self._exists_for_script(name):
+            raise_os_error(errno.EEXIST, path)
+        self._want_parent(name, path)
+        place = self._new_path()
+        self._plain["mkfifo"](place, mode)
+        self._own[name] = place
+
+    def truncate(self, path: Any, length: int) -> None:
         """Cut a file, as os.truncate does."""
         self._plain["truncate"](path if isinstance(path, int) else self.writable_path(path, "r+"), length)
 
@@ -333,8 +352,8 @@ class Overlay(ScriptPaths):
         """Have nothing at a name and below it; what no other name stands for goes from the folder too."""
         for link in [link for link in self._links if is_within(link, path)]:
             del self._links[link]
-        left = [self._own.pop(name) for name in [name for name in self._own if is_within(name, path)]]
-        for place in set(left).difference(self._own.values()):
+        places = [self._own.pop(name) for name in [name for name in self._own if is_within(name, path)]]
+        for place in set(places).difference(self._own.values()):
             if str(Path(place).parent) == self._folder:
                 self._plain["remove"](place)
                 self.saved.pop(place, None)
@@ -344,7 +363,7 @@ class Overlay(ScriptPaths):
                 self._really_remove(path)
             self._temporary.discard(path)
         elif self._exists_on_disk(path):
-            self._gone.add(path)
+            self._removed.add(path)
 
     def _really_remove(self, path: str) -> None:
         with self._allow_own_writes():

@@ -18,7 +18,7 @@ from stepscope.footprint.script_entries import ScandirIterator, ScriptDirEntry
 _MOST_LINKS = 40  # one after the other, as in Linux
 _PLAIN = (
     "access", "chdir", "getcwd", "listdir", "lstat", "mkdir", "open", "readlink", "remove", "rename", "rmdir",
-    "scandir", "stat", "symlink", "truncate",
+    "scandir", "stat", "symlink", "truncate", "mkfifo",
 )  # fmt: skip
 
 
@@ -28,11 +28,11 @@ class ScriptPaths:
     def __init__(self, folder: Path) -> None:
         self.trusted = 0  # calls under way that are known to write none of the user's files
         self._folder = str(folder)  # what the script writes lies here
-        self._plain = {name: getattr(os, name) for name in _PLAIN}
+        self._plain = {name: getattr(os, name) for name in _PLAIN if hasattr(os, name)}
         self._own: dict[str, str] = {}  # where a file of the script's lies; of a copy it may be a file of the user's
         self._folders: set[str] = set()
         self._links: dict[str, str] = {}  # what they say
-        self._gone: set[str] = set()  # files and folders of the user's that the script has moved or removed
+        self._removed: set[str] = set()  # files and folders of the user's that the script has moved or removed
         self._temporary: set[str] = set()  # real files and folders of tempfile, which removes most of them itself
         self._numbered: dict[int, str] = {}  # by descriptor: where what os.open has opened lies
         self._opened_as: dict[int, str] = {}  # and the name by which it was opened
@@ -80,10 +80,10 @@ class ScriptPaths:
     def read_link(self, path: Any, *, dir_fd: int | None = None) -> Any:
         """Return what a link says, as os.readlink does."""
         name = self._path_of_link_itself(path, dir_fd)
-        said = self._links.get(name)
-        if said is None:
+        text = self._links.get(name)
+        if text is None:
             return self._plain["readlink"](self._script_name(self._readable_path(name, path), name, path))
-        return os.fsencode(said) if isinstance(path, bytes) else said
+        return os.fsencode(text) if isinstance(path, bytes) else text
 
     def change_folder(self, path: Any) -> None:
         """Go to a folder, as os.chdir does."""
@@ -111,51 +111,51 @@ class ScriptPaths:
         if name in self._folders:
             return own
         real = self._plain["listdir"](self._script_name(name, name, path))
-        return [*(found for found in real if self._is_of_user(name, found, own)), *own]
+        return [*(inner for inner in real if self._is_of_user(name, inner, own)), *own]
 
     def scanned(self, path: Any = ".") -> Any:
         """Return what os.scandir says of a folder, with what the script has written there."""
         if isinstance(path, (int, bytes)):
             return self._plain["scandir"](path)
-        name, said = self._resolve_links(self._path(path)), os.fspath(path or ".")
+        name, folder = self._resolve_links(self._path(path)), os.fspath(path or ".")
         own = self._own_names_in(name, path)
-        ours = [ScriptDirEntry(found, str(Path(said, found))) for found in own]
+        ours = [ScriptDirEntry(inner, str(Path(folder, inner))) for inner in own]
         if name in self._folders:
             return ScandirIterator(ours)
-        with self._plain["scandir"](self._script_name(name, name, said)) as entries:
+        with self._plain["scandir"](self._script_name(name, name, folder)) as entries:
             theirs = [entry for entry in entries if self._is_of_user(name, entry.name, own)]
         return ScandirIterator([*theirs, *ours])
 
     def _is_of_user(self, folder: str, name: str, own: list[str]) -> bool:
-        return name not in own and str(Path(folder, name)) not in self._gone
+        return name not in own and str(Path(folder, name)) not in self._removed
 
-    def _own_names_in(self, path: str, said: Any) -> list[str]:
+    def _own_names_in(self, path: str, argument: Any) -> list[str]:
         """Return the names of the script's files and folders in a folder; an error where it is none."""
         if path in self._own:
-            raise_os_error(errno.ENOTDIR, said)
+            raise_os_error(errno.ENOTDIR, argument)
         if path not in self._folders and self._is_hidden(path):
-            raise_os_error(errno.ENOENT, said)
+            raise_os_error(errno.ENOENT, argument)
         names = (*self._own, *sorted(self._folders), *self._links)
         return list(dict.fromkeys(Path(name).name for name in names if str(Path(name).parent) == path != name))
 
-    def _script_name(self, place: str, path: str, said: Any) -> Any:
+    def _script_name(self, place: str, path: str, argument: Any) -> Any:
         """Return a place by the name that the script has for it, which errors tell, where it stands for the same."""
-        same = place == path and not self._here and not isinstance(said, int)
-        return said if same and self._path(said) == path else place
+        same = place == path and not self._here and not isinstance(argument, int)
+        return argument if same and self._path(argument) == path else place
 
-    def _readable_path(self, path: str, said: Any) -> str:
+    def _readable_path(self, path: str, argument: Any) -> str:
         """Return where a file or folder can be read; FileNotFoundError where the script has removed it."""
         if path in self._own:
             return self._own[path]
         if path in self._folders:
             return self._folder
         if self._is_hidden(path):
-            raise_os_error(errno.ENOENT, said)
+            raise_os_error(errno.ENOENT, argument)
         return path
 
     def _is_hidden(self, path: str) -> bool:
         """Return whether a file of the user's by this name would not be seen."""
-        return bool(self._gone) and any(str(name) in self._gone for name in (path, *Path(path).parents))
+        return bool(self._removed) and any(str(name) in self._removed for name in (path, *Path(path).parents))
 
     def _exists_for_script(self, path: str) -> bool:
         if path in self._own or path in self._folders or path in self._links:
@@ -194,11 +194,11 @@ class ScriptPaths:
     def _followed_to_the_last(self, path: str) -> str:
         return str(Path(self._resolve_links(str(Path(path).parent)), Path(path).name))
 
-    def _make_stand_in_link(self, said: str) -> str:
+    def _make_stand_in_link(self, text: str) -> str:
         """Return where a link that says the same lies, for those who ask what it is like."""
-        link = f"{self._folder}/link{len(said)}"
+        link = f"{self._folder}/link{len(text)}"
         with contextlib.suppress(FileExistsError), self._allow_own_writes():
-            self._plain["symlink"]("." * len(said), link)
+            self._plain["symlink"]("." * len(text), link)
         return link
 
     def _belongs_to_script(self, place: str) -> bool:
@@ -206,7 +206,7 @@ class ScriptPaths:
 
     def _is_temporary(self, path: str) -> bool:
         """Return whether a file is, or lies in, what tempfile has made, as sockets and what C code writes."""
-        return any(is_within(path, made) for made in self._temporary)
+        return any(is_within(path, folder) for folder in self._temporary)
 
     @contextlib.contextmanager
     def _allow_own_writes(self) -> Iterator[None]:
@@ -228,11 +228,11 @@ class ScriptPaths:
         lies = str(self._plain["readlink"](f"/proc/self/fd/{opened}"))
         return self._opened_as[opened] if self._numbered.get(opened) == lies else lies
 
-    def _want_parent(self, path: str, *said: Any) -> None:
+    def _want_parent(self, path: str, *arguments: Any) -> None:
         """Raise the system's error where the folder of a name is not there, or is none."""
         parent = str(Path(path).parent)
         if not self._is_folder(parent):
-            raise_os_error(errno.ENOTDIR if self._exists_for_script(parent) else errno.ENOENT, *said)
+            raise_os_error(errno.ENOTDIR if self._exists_for_script(parent) else errno.ENOENT, *arguments)
 
 
 def is_within(path: str, folder: str) -> bool:

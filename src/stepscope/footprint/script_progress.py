@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from stepscope.record.dry.storage_log import StorageLog
+from stepscope.record.fault_boundary import is_foreign
 from stepscope.units import bytes_
 
 _MOST_UPDATES = 60
@@ -23,15 +27,15 @@ _OWN = 30_000_000  # B besides; 0 to 10 MB were seen after the first update
 class Progress:
     """Updates that a script made, and what was not followed, in words.
 
-    allowed: updates until it is left. jumped: batches that loaders omitted. rest_unknown: whether what was not followed
-    may take more than what was, such as an evaluation.
+    allowed: updates until it is left. omitted_batches: their number by loader. rest_unknown: whether what was not
+    followed may take more than what was, such as an evaluation.
     """
 
     def __init__(self, log: StorageLog) -> None:
         self.log = log
-        self.updates, self.allowed, self.jumped = 0, _MOST_UPDATES, 0
+        self.updates, self.allowed, self.omitted_batches = 0, _MOST_UPDATES, Counter[int]()
         self.rest_unknown = False
-        self.cut = False  # whether rounds or batches were omitted
+        self.omitted_any = False  # whether rounds or batches were omitted
         self.ended_early = False  # whether a `while` was
         self.last_rounds = 1  # of a loop; 2 where a branch is taken by force: what it changes works in the next round
         self.times = 0.0  # how many were omitted for each that was followed, at most
@@ -151,10 +155,10 @@ class _LastRound:
     """What lasts as long as the round after those that were omitted."""
 
 
-def resident_bytes(at_most: bool = False) -> int:
-    """Resident memory of this process, now or at its highest, B; 0 where the system does not say."""
+def resident_bytes(at_most: bool = False, process: str = "self") -> int:
+    """Return the resident memory of a process, now or at its highest, B; 0 where the system does not say."""
     try:
-        text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        text = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return 0
     name = "VmHWM:" if at_most else "VmRSS:"
@@ -170,3 +174,21 @@ def temporary_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, plain)
+
+
+@contextlib.contextmanager
+def note_compiled_models(progress: Progress) -> Iterator[None]:
+    """Say where a model is compiled: it is followed as it is written, and kernels that are generated are not."""
+
+    def watched(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def compiled(*arguments: Any, **options: Any) -> Any:
+            of_a_model = bool(arguments) and isinstance(arguments[0], torch.nn.Module)
+            if of_a_model or is_foreign(sys._getframe(1).f_code.co_filename):
+                progress.note_missed("what torch.compile makes of it")
+            return plain(*arguments, **options)
+
+        return compiled
+
+    of_models = temporary_attribute(torch.nn.Module, "compile", watched(torch.nn.Module.compile))
+    with temporary_attribute(torch, "compile", watched(torch.compile)), of_models:
+        yield

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import contextlib
+import functools
+import threading
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.footprint.script_sizes import lines_of_sizes
+from stepscope.footprint.script_syntax import (
+    LEAVING,
+    call_names,
+    compared,
+    draws_number,
+    fills_container,
+    indexed_by,
+    is_name,
+    is_size,
+    is_worked_out,
+    looks_up,
+    lookup_lambda,
+    may_allocate,
+    multiplies_number,
+    names_in,
+    replaced_variables,
+    worked_out_names,
+)
+
 ROUNDS, BEGIN, MORE = "__rounds__", "__begin__", "__more__"
 TAKEN, LEFT, ANSWERED = "__taken__", "__left__", "__answered__"
 ENUMERATE, NEXT = "__enumerate__", "__following__"
-ASSERTED = "__asserted__"
+ASSERTED, LEAVES = "__asserted__", "__leaves__"
 
 
 @dataclass(frozen=True)
@@ -43,8 +67,10 @@ class LoopRewriter(ast.NodeTransformer):
         self._parameters: list[set[str]] = [set()]  # of the functions around
         self.branches: list[_Branch] = []
         self._open: list[tuple[int, set[str]]] = []  # loops around, and the names that count their rounds
+        self._for_loops: set[int] = set()
         self._rests: dict[int, list[ast.stmt]] = {}  # by the id of an `if` that leaves: what comes after it
         self.sources: list[bytes] = []  # of the script and of its own modules
+        self.size_lines = set[tuple[str, int]]()  # files and lines at which a number becomes a size
         self._file = ""
         self._expecting = 0  # bodies around whose `except` knows what to do at the end of an iterator
 
@@ -52,22 +78,26 @@ class LoopRewriter(ast.NodeTransformer):
         """Return the code of a script, or of a module of its own."""
         self.sources.append(source)
         self._file = f" of {Path(path).name}" * of_module
-        return compile(ast.fix_missing_locations(self.visit(ast.parse(source, path))), path, "exec", dont_inherit=True)
+        tree = ast.parse(source, path)
+        self.size_lines.update((path, line) for line in lines_of_sizes(tree))
+        return compile(ast.fix_missing_locations(self.visit(tree)), path, "exec", dont_inherit=True)
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
         """Return the script; what comes after an `if` that leaves is its other branch."""
         for part in ast.walk(node):
             for _, statements in ast.iter_fields(part):
                 for index, statement in enumerate(statements if isinstance(statements, list) else ()):
-                    if isinstance(statement, ast.If) and isinstance(statement.body[-1], _LEAVES):
+                    if isinstance(statement, ast.If) and isinstance(statement.body[-1], LEAVING):
                         self._rests[id(statement)] = statements[index + 1 :]
         self.generic_visit(node)
         return node
 
     def visit_For(self, node: ast.For) -> ast.For:
         """Return the loop over the rounds that are followed."""
+        indexed = sorted(indexed_by(names_in([node.target]), node.body))
         number = self._visit_loop(node, [node.target])
-        node.iter = ast.copy_location(_call(ROUNDS, node.iter, ast.Constant(number)), node.iter)
+        looked_up = [lookup_lambda(name) for name in indexed]
+        node.iter = ast.copy_location(_call(ROUNDS, node.iter, ast.Constant(number), *looked_up), node.iter)
         return node
 
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
@@ -79,16 +109,19 @@ class LoopRewriter(ast.NodeTransformer):
     def _visit_loop(self, node: ast.For | ast.While, targets: Sequence[ast.expr]) -> int:
         number, inside = len(self.places), list(ast.walk(node))
         self.places.append(self._at_line(node.lineno))
-        self._called.append(_calls(inside))
-        counters = [part.target for part in inside if isinstance(part, ast.AugAssign) and _is_name(part.target)]
-        self._open.append((number, _names([*targets, *counters])))
+        self._called.append(call_names(inside))
+        added = [part for part in inside if isinstance(part, ast.AugAssign) and is_name(part.target)]
+        steady = [part.target for part in added if is_worked_out(part.value)]
+        counters = worked_out_names(inside, names_in([*targets, *steady])) | names_in([part.target for part in added])
+        self._open.append((number, counters))
+        self._for_loops |= {number} if isinstance(node, ast.For) else set()
         self.generic_visit(node)
         self._open.pop()
         return number
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Return the function; what it calls is known by its name."""
-        self._functions.setdefault(node.name, set()).update(_calls(ast.walk(node)))
+        self._functions.setdefault(node.name, set()).update(call_names(ast.walk(node)))
         self._parameters.append({argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)})
         self.generic_visit(node)
         self._parameters.pop()
@@ -105,14 +138,23 @@ class LoopRewriter(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.If:
         """Return the branch with a note of its test, and of its end, where this depends on the round."""
-        gathers = _fills_container(node.body)
-        replaced = _replaced_variables(node.body) if gathers else []
-        rest = self._rests.get(id(node), [])
-        number = self._note_condition(node, _may_allocate(node.body), _may_allocate([*node.orelse, *rest]), replaced)
+        gathers = fills_container(node.body)
+        replaced = replaced_variables(node.body) if gathers else []
+        later, last, names = self._rests.get(id(node), []), node.body[-1], compared(node.test)
+        number = self._note_condition(node, may_allocate(node.body), may_allocate([*node.orelse, *later]), replaced)
+        if isinstance(last, (ast.Break, ast.Return)) and self._open and names:
+            self._ask_before_leaving(node, names)
         if number is not None and self.branches[number].loops and gathers:
-            left = ast.Expr(_call(LEFT, ast.Constant(number), *replaced))
-            node.body.append(ast.copy_location(left, node.body[-1]))
+            leaving = ast.Expr(_call(LEFT, ast.Constant(number), *replaced))
+            node.body.append(ast.copy_location(leaving, node.body[-1]))
         return node
+
+    def _ask_before_leaving(self, node: ast.If, names: set[str]) -> None:
+        """Have an `if` that leaves a `for`, by what no round counts, ask whether it does."""
+        loop = self._open[-1][0]
+        if loop in self._for_loops and not any(names & counters for _, counters in self._open):
+            asks = _call(LEAVES, ast.Constant(loop), *map(lookup_lambda, sorted(names)))
+            node.test = ast.copy_location(ast.BoolOp(ast.And(), [node.test, asks]), node.test)
 
     def visit_Assert(self, node: ast.Assert) -> ast.Assert:
         """Return the statement, which asks before it fails."""
@@ -133,8 +175,8 @@ class LoopRewriter(ast.NodeTransformer):
     def generic_visit(self, node: ast.AST) -> ast.AST:
         """Return a node with its parts; a comprehension with a note of each of its conditions."""
         if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-            made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-            matters = _may_allocate([ast.Expr(part) for part in made])
+            results = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+            matters = may_allocate([ast.Expr(part) for part in results])
             for part in node.generators:
                 numbers = [self._register_branch(test, node.lineno, (matters, False)) for test in part.ifs]
                 noted = zip(numbers, part.ifs, strict=True)
@@ -143,14 +185,16 @@ class LoopRewriter(ast.NodeTransformer):
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.IfExp:
         """Return the expression with a note of its test."""
-        body, otherwise = (_may_allocate([ast.Expr(side)]) or _is_size(side) for side in (node.body, node.orelse))
+        body, otherwise = (may_allocate([ast.Expr(side)]) or is_size(side) for side in (node.body, node.orelse))
         self._note_condition(node, body, otherwise)
         return node
 
     def _note_condition(
         self, node: ast.If | ast.IfExp, body: bool, otherwise: bool, replaced: Sequence[ast.expr] = ()
     ) -> int | None:
-        changes = isinstance(node, ast.If) and (_multiplies_number(node.body) or _looks_up(node.body, node.test))
+        changes = isinstance(node, ast.If) and (
+            multiplies_number(node.body) or looks_up(node.body, node.test) or draws_number(node.body)
+        )
         condition = node.test
         self.generic_visit(node)
         number = self._register_branch(condition, node.lineno, (body or changes, otherwise), changes)
@@ -161,10 +205,9 @@ class LoopRewriter(ast.NodeTransformer):
     def _register_branch(
         self, test: ast.expr, line: int, sides: tuple[bool, bool], changes: bool = False
     ) -> int | None:
-        names = _names([test])
+        names = names_in([test])
         loops = tuple(number for number, counting in self._open if counting & names)
-        compared = () if loops else sorted(_compared(test))
-        parameters = tuple(name for name in compared if "." in name or len(self._parameters) > 1)
+        parameters = () if loops else tuple(sorted(compared(test)))
         if not (loops or parameters) or not any(sides):
             return None
         self.branches.append(_Branch(self._at_line(line), ast.unparse(test), loops, *sides, parameters, changes))
@@ -175,12 +218,12 @@ class LoopRewriter(ast.NodeTransformer):
 
     def _note(self, number: int, name: str, test: ast.expr, replaced: Sequence[ast.expr] = ()) -> ast.expr:
         parameters = self.branches[number].parameters
-        values = [_lookup_lambda(parameter) for parameter in parameters] if parameters else replaced
+        values = [lookup_lambda(parameter) for parameter in parameters] if parameters else replaced
         return ast.copy_location(_call(name, ast.Constant(number), test, *values), test)
 
     def visit_Try(self, node: ast.Try) -> ast.Try:
         """Return the statement; whether it expects an iterator to end is known within its body."""
-        expects = any(handler.type is None or _names([handler.type]) & _ENDS for handler in node.handlers)
+        expects = any(handler.type is None or names_in([handler.type]) & _ENDS for handler in node.handlers)
         self._expecting += expects
         node.body = [inner for part in node.body for inner in _as_list(self.visit(part))]
         self._expecting -= expects
@@ -214,153 +257,36 @@ def _as_list(visited: Any) -> list[ast.stmt]:
     return visited if isinstance(visited, list) else [visited]
 
 
-def _is_name(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name)
+_PLAIN: dict[str, Callable[..., Any]] = {
+    ROUNDS: lambda iterable, _number, *_indexed: iterable,
+    BEGIN: lambda _number: None,
+    MORE: lambda _number: True,
+    TAKEN: lambda _number, test, *_values: test,
+    ASSERTED: lambda _place: False,
+    LEAVES: lambda _number, *_values: True,
+    ANSWERED: lambda _number, answer, *_values: answer,
+    LEFT: lambda *_given: None,
+    ENUMERATE: lambda plain, *given, **options: plain(*given, **options),
+    NEXT: lambda plain, iterator: plain(iterator),
+}
 
 
-def _names(nodes: Iterable[ast.AST]) -> set[str]:
-    return {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
+@contextlib.contextmanager
+def install_for_scripts(names: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Have transformed code find what it calls in any module, and in none of its own: they are names of Python's.
 
-
-def _calls(nodes: Iterable[ast.AST]) -> set[str]:
-    called = (node.func for node in nodes if isinstance(node, ast.Call))
-    return {func.attr if isinstance(func, ast.Attribute) else ast.unparse(func) for func in called}
-
-
-_GATHERING = frozenset(("append", "appendleft", "extend", "insert", "add", "put", "setdefault", "update"))
-
-_REDUCING = frozenset(("item", "tolist", "sum", "mean", "argmax"))  # what they return shares no memory
-
-
-def _fills_container(statements: Iterable[ast.stmt]) -> bool:
-    """Return whether statements put something into a container, where it stays: a variable holds the last alone."""
-    parts = [part for statement in statements for part in ast.walk(statement)]
-    places = (target for part in parts if isinstance(part, ast.Assign) for target in part.targets)
-    return bool(_calls(parts) & _GATHERING) or any(isinstance(target, ast.Subscript) for target in places)
-
-
-def _replaced_variables(statements: Iterable[ast.stmt]) -> list[ast.expr]:
-    """Return what looks up variables that statements give a value anew, and those that they put into a container.
-
-    These are functions, since a variable may have no value yet. A container that is made anew itself keeps nothing.
+    Threads beside the one that follows, and those that the script leaves behind, run the code as it was written.
     """
-    parts = [part for statement in statements for part in ast.walk(statement)]
-    added = [part for part in parts if isinstance(part, ast.AugAssign)]
-    given = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
-    given -= _names([part.target for part in added])
-    put: list[ast.expr] = [part.value for part in added]
-    for part in parts:
-        if isinstance(part, ast.Assign):
-            places = [target for target in part.targets if isinstance(target, ast.Subscript)]
-            put += [part.value for place in places if not given.issuperset(_aliased_variables(place))]
-        elif (
-            isinstance(part, ast.Call)
-            and _calls([part]) & _GATHERING
-            and not given.issuperset(_aliased_variables(part.func))
-        ):
-            put += [*part.args, *(keyword.value for keyword in part.keywords)]
-    kept = {name for value in put for name in _aliased_variables(value)}
-    return [_looking_up(given - kept), _looking_up(kept)]
+    thread = threading.get_ident()
 
+    def call(name: str, *arguments: Any, **options: Any) -> Any:
+        functions = names if threading.get_ident() == thread else _PLAIN
+        return functions[name](*arguments, **options)
 
-def _looking_up(names: set[str]) -> ast.expr:
-    return ast.Tuple([_lookup_lambda(name) for name in sorted(names)], ast.Load())
-
-
-def _lookup_lambda(name: str) -> ast.expr:
-    """Return what looks up a variable, or what an object holds, when it is called: it may have no value yet."""
-    return ast.Lambda(ast.arguments([], [], None, [], [], None, []), ast.parse(name, mode="eval").body)
-
-
-def _aliased_variables(value: ast.expr) -> Iterator[str]:
-    """Yield the variables whose memory a value may share: `x`, `x.detach()`, `(x, y[0])`, but not `model(x)`."""
-    if isinstance(value, ast.Name):
-        yield value.id
-    elif isinstance(value, ast.Call):
-        yield from () if _calls([value]) & _REDUCING else _aliased_variables(value.func)
-    elif isinstance(value, (ast.Attribute, ast.Subscript, ast.Starred)):
-        yield from _aliased_variables(value.value)
-    elif not isinstance(value, (ast.Compare, ast.BinOp, ast.UnaryOp)):  # these make a new tensor
-        for inner in ast.iter_child_nodes(value):
-            yield from _aliased_variables(inner) if isinstance(inner, ast.expr) else ()
-
-
-def _looks_up(statements: Iterable[ast.stmt], test: ast.expr) -> bool:
-    """Return whether statements look up what a test asks of: `if step in SIZES: size = SIZES[step]`."""
-    values = (part.value for statement in statements for part in ast.walk(statement) if isinstance(part, ast.Assign))
-    return any(isinstance(value, ast.Subscript) and _names([value.slice]) & _names([test]) for value in values)
-
-
-def _multiplies_number(statements: Iterable[ast.stmt]) -> bool:
-    """Return whether statements multiply a number by a whole one, as a batch size: `size *= 2`, `size = size * 2`."""
-    for part in (part for statement in statements for part in ast.walk(statement)):
-        if isinstance(part, ast.AugAssign):
-            factors: list[ast.expr] = [part.value] if isinstance(part.op, (ast.Mult, ast.LShift, ast.Pow)) else []
-        elif isinstance(part, ast.Assign) and isinstance(part.value, ast.BinOp):
-            own = _names(part.targets) & _names([part.value])
-            times = isinstance(part.value.op, (ast.Mult, ast.LShift, ast.Pow))
-            factors = [part.value.left, part.value.right] if own and times else []
-        else:
-            continue
-        if any(isinstance(factor, ast.Constant) and isinstance(factor.value, int) for factor in factors):
-            return True
-    return False
-
-
-_LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
-
-
-def _compared(test: ast.expr) -> set[str]:
-    """Return what a test compares as it is, or takes a remainder of: `epoch` of `epoch + 1 == 5`, `self.count`."""
-    sides: list[ast.expr] = []
-    for part in ast.walk(test):
-        if isinstance(part, ast.Compare):
-            sides += [part.left, *part.comparators]
-        elif isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
-            sides.append(part.left)
-    plain = (ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
-    taken = [side for side in sides if all(isinstance(inner, plain) for inner in ast.walk(side))]
-    held = [part for side in taken for part in ast.walk(side) if isinstance(part, ast.Attribute)]
-    return (_names(taken) - _names(held)) | {ast.unparse(part) for part in held}
-
-
-# Calls that take no memory worth a word: what is said, counted and written down.
-_SMALL_CALLS = """
-    print item log info debug warning write writerow add_scalar add_scalars set_postfix set_postfix_str update
-    set_description format round len float int str bool abs min max sum mean sqrt exp time perf_counter flush save
-    state_dict get_last_lr tolist isnan isinf isfinite range zip sorted join strftime now sleep train eval exit
-    synchronize empty_cache isinstance getattr SystemExit RuntimeError ValueError clip_grad_norm_
-"""
-_SMALL = frozenset(_SMALL_CALLS.split())
-
-
-def _may_allocate(statements: Sequence[ast.stmt]) -> bool:
-    """Return whether statements call or multiply anything that may take memory, or choose a size."""
-    return any(_part_may_allocate(part) for statement in statements for part in ast.walk(statement))
-
-
-def _part_may_allocate(part: ast.AST) -> bool:
-    if isinstance(part, ast.Call):
-        return not _allocates_little(part)
-    if isinstance(part, ast.AugAssign):
-        return isinstance(part.op, ast.MatMult) or _is_size(part.value)
-    if isinstance(part, ast.Assign):
-        return _is_size(part.value)
-    return isinstance(part, ast.BinOp) and isinstance(part.op, ast.MatMult)
-
-
-def _is_size(value: ast.expr) -> bool:
-    """Return whether this is a whole number that may be a size, or a tuple with one; 0 and 1 count or switch."""
-    parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else [value]
-    numbers = (part.value for part in parts if isinstance(part, ast.Constant))
-    return any(isinstance(number, int) and number > 1 for number in numbers)
-
-
-def _allocates_little(call: ast.Call) -> bool:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
-    if name == "append":  # of a number that is worked out; a name may be that of a tensor
-        return not any(isinstance(argument, ast.Name) for argument in call.args)
-    if name in ("train", "update"):  # model.train(), bar.update(1); and a function that trains a model
-        given = [*call.args, *(keyword.value for keyword in call.keywords)]
-        return isinstance(call.func, ast.Attribute) and not any(map(_is_name, given))
-    return name in _SMALL or (name == "step" and "sched" in ast.unparse(call.func).lower())
+    for name in _PLAIN:
+        setattr(builtins, name, functools.partial(call, name))
+    try:
+        yield
+    finally:
+        for name, plain in _PLAIN.items():
+            setattr(builtins, name, plain)

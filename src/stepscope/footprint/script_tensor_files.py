@@ -47,40 +47,40 @@ def make_restorer(content: Any) -> Callable[[], Any]:
         pickler.dump(content)
     except Exception:  # content that torch.save would refuse, or that __reduce__ of somebody's cannot give
         return functools.partial(copy.deepcopy, content)
-    return functools.partial(_loaded, file.getvalue(), pickler.kept)
+    return functools.partial(_loaded, file.getvalue(), pickler.contents)
 
 
-def _loaded(written: bytes, kept: list[Any]) -> Any:
-    return _Unpickler(io.BytesIO(written), kept).load()
+def _loaded(written: bytes, contents: list[Any]) -> Any:
+    return _Unpickler(io.BytesIO(written), contents).load()
 
 
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.kept: list[Any] = []
+        self.contents: list[Any] = []
         self._places: dict[int, int] = {}
 
     def persistent_id(self, thing: Any) -> int | None:
         if not (isinstance(thing, Tensor) or hasattr(type(thing), "__array_interface__")):
             return None
         if id(thing) not in self._places:
-            self._places[id(thing)] = len(self.kept)
-            self.kept.append(_sizes_of(thing) if isinstance(thing, Tensor) else thing)
+            self._places[id(thing)] = len(self.contents)
+            self.contents.append(_sizes_of(thing) if isinstance(thing, Tensor) else thing)
         return self._places[id(thing)]
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, kept: list[Any]) -> None:
+    def __init__(self, file: io.BytesIO, contents: list[Any]) -> None:
         super().__init__(file)
-        self._kept, self._made = kept, dict[int, Any]()
+        self._contents, self._restored = contents, dict[int, Any]()
         self._storages: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def persistent_load(self, place: Any) -> Any:
-        if place not in self._made:
-            found = self._kept[place]
-            made = found.new_tensor(self._storages) if isinstance(found, _Sizes) else copy.deepcopy(found)
-            self._made[place] = made
-        return self._made[place]
+        if place not in self._restored:
+            content = self._contents[place]
+            restored = content.new_tensor(self._storages) if isinstance(content, _Sizes) else copy.deepcopy(content)
+            self._restored[place] = restored
+        return self._restored[place]
 
 
 def _sizes_of(tensor: Tensor) -> _Sizes | Tensor:

@@ -4,22 +4,25 @@ Python tells its audit hooks of each file before it opens, moves or removes it, 
 that a library has kept, another thread. A hook stays in a process; outside of `guard_writes` it does nothing.
 
 Where a script is followed into what it may never come to (`alone`), it starts no process and reaches nothing outside:
-no network, no data base, no library of the system. Nowhere does it put another program in the place of this one.
+no network, no data base, no library of the system. Nowhere does it put another program in the place of this one, or
+send anything to a server: what it would send is made up. It may fetch what it asks for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import http.client
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from stepscope.footprint.script_overlay import WRITES, Overlay
+from stepscope.footprint.script_progress import temporary_attribute
 from stepscope.footprint.time_limit import TimeLimitReached
 from stepscope.record.fault_boundary import is_foreign
 
@@ -54,8 +57,10 @@ def guard_writes(files: Overlay, alone: bool) -> Iterator[None]:
     _watched.append(files)
     _alone.extend([files] if alone else [])
     _process.append(os.getpid())
+    refusal = _refusal_of_uploads(http.client.HTTPConnection.putrequest, threading.current_thread())
     try:
-        yield
+        with temporary_attribute(http.client.HTTPConnection, "putrequest", refusal):
+            yield
     finally:
         _watched.remove(files)
         _alone.clear()
@@ -63,6 +68,24 @@ def guard_writes(files: Overlay, alone: bool) -> Iterator[None]:
         _process.pop()
         new = [thread for thread in threading.enumerate() if thread not in before]
         _left.update((thread, files) for thread in new if _is_of_script(thread))
+
+
+_FETCHING = ("GET", "HEAD", "OPTIONS", "CONNECT")
+_OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+def _refusal_of_uploads(plain: Callable[..., None], follower: threading.Thread) -> Callable[..., None]:
+    """Return a beginning of HTTP requests that lets a script fetch from a server, but send it nothing."""
+
+    def putrequest(connection: Any, method: str, *more: Any, **options: Any) -> None:
+        thread = threading.current_thread()
+        if method.upper() not in _FETCHING and connection.host not in _OWN_HOSTS and thread not in _bystanders:
+            if thread is not follower:  # as where there is no network
+                raise ConnectionRefusedError(f"Stepscope lets no script send to {connection.host}")
+            raise TimeLimitReached(f"it would send something to {connection.host} ({method})", None)
+        plain(connection, method, *more, **options)
+
+    return putrequest
 
 
 def _is_of_script(thread: threading.Thread) -> bool:
@@ -78,7 +101,7 @@ def _listen() -> None:
     sys.addaudithook(_audit_hook)
 
 
-def _audit_hook(event: str, given: tuple[Any, ...]) -> None:
+def _audit_hook(event: str, arguments: tuple[Any, ...]) -> None:
     if not (_watched or _left):
         return
     refused = event in _OUTSIDE and threading.current_thread() not in _bystanders and _alone
@@ -89,10 +112,10 @@ def _audit_hook(event: str, given: tuple[Any, ...]) -> None:
     files = _watched[-1] if _watched else _left.get(threading.current_thread())
     if files is None:
         return
-    if event == "open" and not given[2] & WRITES:
+    if event == "open" and not arguments[2] & WRITES:
         return
     for at, folder in _PATHS[event]:
-        _check(files, event, given[at], None if folder is None else given[folder])
+        _check(files, event, arguments[at], None if folder is None else arguments[folder])
 
 
 def _check(files: Overlay, event: str, path: Any, folder: int | None) -> None:

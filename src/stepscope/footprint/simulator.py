@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -65,7 +65,8 @@ def use_foreach(change: Change | None = None) -> Change:
 
     def apply(model: nn.Module, optimizers: Optimizers) -> Optimizers:
         changed = optimizers if change is None else change(model, optimizers)
-        for group in (group for optimizer in changed for group in optimizer.param_groups):
+        choosing = (optimizer for optimizer in changed if not isinstance(optimizer, _ONE_BY_ONE))
+        for group in (group for optimizer in choosing for group in optimizer.param_groups):
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True
         return changed
@@ -73,19 +74,59 @@ def use_foreach(change: Change | None = None) -> Change:
     return apply
 
 
+# Optimizers that take their parameters one by one on a GPU too, unless told otherwise.
+_ONE_BY_ONE = tuple(getattr(torch.optim, name) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name))
+
+
 def as_on_cuda(job: Job) -> Job:
     """Return the job with what dropout and attention do on a GPU."""
 
     def step(model: nn.Module, optimizers: Optimizers, batch: Any) -> None:
-        with _CudaDispatchMode():
+        with _CudaDispatchMode(), _autocast_of_cuda():
             job.step(model, optimizers, batch)
 
     return replace(job, step=step)
 
 
+@contextlib.contextmanager
+def _autocast_of_cuda() -> Iterator[None]:
+    """Let `torch.autocast("cuda")` cast tensors of the dry run, which lie on the CPU."""
+    plain = torch.autocast.__init__
+
+    def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        plain(self, device_type, dtype, *args, **kwargs)
+
+    torch.autocast.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = plain  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _not_overridden() -> Iterator[None]:
+    """Let the next function of torch.nn.functional that asks whether a mode takes its place go on itself."""
+    plain: Any = nn.functional.has_torch_function  # type: ignore[attr-defined]
+
+    def answer_once(_tensors: Any) -> bool:
+        nn.functional.has_torch_function = plain  # type: ignore[attr-defined]
+        return False
+
+    nn.functional.has_torch_function = answer_once  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        nn.functional.has_torch_function = plain  # type: ignore[attr-defined]
+
+
 class _CudaDispatchMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is nn.functional.multi_head_attention_forward:
+            with self, _not_overridden():  # for what its body calls: a mode is off while it is asked
+                return func(*args, **kwargs)
         if func is nn.functional.dropout:
             given = {**dict(zip(_DROPOUT, args, strict=False)), **kwargs}
             if given.get("training", True) and 0 < given.get("p", 0.5) < 1 and not given.get("inplace"):

@@ -100,11 +100,18 @@ class TimeLimit:
             yield
             return
         handler = signal.signal(signal.SIGALRM, self._tick)
-        left, every = signal.setitimer(signal.ITIMER_REAL, _TICK_S, _TICK_S)
+        remaining_s, every = signal.setitimer(signal.ITIMER_REAL, _TICK_S, _TICK_S)
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, handler)
-            if left:
-                signal.setitimer(signal.ITIMER_REAL, max(0.01, left - (time.monotonic() - self._began)), every)
+            if remaining_s:
+                signal.setitimer(signal.ITIMER_REAL, max(0.01, remaining_s - (time.monotonic() - self._began)), every)
+
+
+def time_limit_cause(error: BaseException | None) -> TimeLimitReached | None:
+    """Return the end of its time that an error came of: it may interrupt a context that cannot be left then."""
+    while error is not None and not isinstance(error, TimeLimitReached):
+        error = error.__context__
+    return error

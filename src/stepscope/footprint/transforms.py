@@ -58,7 +58,7 @@ def train_only(keep: Collection[str]) -> Change:
 
     def change(model: nn.Module, optimizers: Optimizers) -> Optimizers:
         for name, parameter in model.named_parameters():
-            if not any(name == kept or name.startswith(f"{kept}.") for kept in keep):
+            if not any(name == child or name.startswith(f"{child}.") for child in keep):
                 parameter.requires_grad_(False)
         return optimizers
 
@@ -271,8 +271,8 @@ class Variant:
         """Lines of Python and of the shell that train so."""
         lines = []
         if self.allocator != "default":
-            known = ALLOCATORS.get(self.allocator)
-            how = f"PYTORCH_CUDA_ALLOC_CONF={self.allocator}" if known is None else known.how
+            allocator = ALLOCATORS.get(self.allocator)
+            how = f"PYTORCH_CUDA_ALLOC_CONF={self.allocator}" if allocator is None else allocator.how
             lines.append(f"# start it with: {how} python ...")
         if self.change:
             lines += [f"# {self.change}: {CHANGES[self.change][1]}", CHANGES[self.change][2]]
@@ -298,27 +298,27 @@ class Variant:
 
     def differences(self, model: nn.Module, batch: int) -> list[str]:
         """Return sentences that say where the update is another one than that of the training as it is."""
-        found = []
+        sentences = []
         norms = [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
         norms = [(name, module) for name, module in norms if module.training]
         again = [name for name, _ in norms if any(f"{name}.".startswith(f"{part}.") for part in self.recomputed)]
         if self.parts > 1:
             small = batch // self.parts
             if norms:
-                found.append(f"plan: {len(norms)} layers of batch normalization see {small} samples, not {batch}")
-            found.append(
+                sentences.append(f"plan: {len(norms)} layers of batch normalization see {small} samples, not {batch}")
+            sentences.append(
                 f"plan: {self.parts} passes make the same update where the loss is a mean over samples that do not see "
                 "each other: not a sum, a mean over tokens, nor in-batch negatives"
             )
         if again:
-            found.append(f"plan: {BATCH_STATISTICS} of {len(again)} layers are updated twice a step")
-        return found
+            sentences.append(f"plan: {BATCH_STATISTICS} of {len(again)} layers are updated twice a step")
+        return sentences
 
     @property
     def words(self) -> str:
         """Return the combination in words, for the table."""
-        said = [f"{self.parts} passes"] if self.parts > 1 else []
-        said += [f"{len(self.recomputed)} modules recomputed"] if self.recomputed else []
-        said += [self.change] if self.change else []
-        said += [self.allocator] if self.allocator != "default" else []
-        return ", ".join(said) or "as it is"
+        words = [f"{self.parts} passes"] if self.parts > 1 else []
+        words += [f"{len(self.recomputed)} modules recomputed"] if self.recomputed else []
+        words += [self.change] if self.change else []
+        words += [self.allocator] if self.allocator != "default" else []
+        return ", ".join(words) or "as it is"

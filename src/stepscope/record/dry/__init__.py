@@ -19,7 +19,7 @@ class Job:
     """One training. `build` may be called often, also where tensors have no numbers; what it gives is never changed.
 
     Without `loss` a step cannot be divided into smaller ones; `step` is one update. A batch is of the model that was
-    built last. `home` is the module of the user's code.
+    built last. `home` is the module of the user's code. `is_built`: `build` gives objects that exist already.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Job:
     default_batch: int
     loss: Loss | None = None
     home: str | None = None
+    is_built: bool = False
 
 
 def plain_step(loss: Loss) -> Step:

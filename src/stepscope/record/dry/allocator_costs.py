@@ -81,7 +81,7 @@ def measured_steps(step: Callable[[], None], steps: int) -> StepCost:
 
 
 def cost_as_json_line(cost: StepCost) -> str:
-    """The line by which a child of `allocator_trade` answers."""
+    """The line by which a child of `compare_allocators` answers."""
     return json.dumps(asdict(cost))
 
 

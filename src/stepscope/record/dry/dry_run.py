@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
+import mmap
+import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,16 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import flop_registry
 
 from stepscope.record.dry import Job, Optimizers
 from stepscope.record.dry.fake_numbers import FakeMode
-from stepscope.record.dry.storage_log import HiddenBytes, Rule, StorageLog, nothing_hidden, peak_of
-from stepscope.record.ops.costs import convolution_backward_flops
+from stepscope.record.dry.storage_log import NO_SAVED_HOOKS, HiddenBytes, Rule, StorageLog, nothing_hidden, peak_of
+from stepscope.record.ops.costs import count_op_flops, has_formula
 
 STEPS = 2
 Change = Callable[[nn.Module, Optimizers], Optimizers]  # changes the model in place; the optimizers to train it with
-_BACKWARD_OF_CONVOLUTION = torch.ops.aten.convolution_backward
 
 
 class DryRunStopped(Exception):
@@ -73,10 +77,20 @@ def dry_run(
     job: Job, batch: int, hidden: Rule = nothing_hidden, change: Change | None = None, steps: int = STEPS
 ) -> DryRun:
     """Run steps of a job on fake tensors; raises DryRunStopped where they cannot run it."""
+    try:
+        return _run_on_fakes(job, batch, FlopTally(hidden), change, steps)
+    except DryRunStopped as stop:
+        if NO_SAVED_HOOKS not in stop.reason:
+            raise
+    return _run_on_fakes(job, batch, FlopTally(hidden), change, steps, sees_saved=False)
+
+
+def _run_on_fakes(
+    job: Job, batch: int, tally: FlopTally, change: Change | None, steps: int, sees_saved: bool = True
+) -> DryRun:
     began = time.perf_counter()
     mode = FakeMode()
-    tally = FlopTally(hidden)
-    log = StorageLog(tally, value_of=made_up_number)
+    log = StorageLog(tally, value_of=made_up_number, sees_saved=sees_saved)
     with preserve_rng_and_hide_warnings(), _explain_failures(log):
         model, optimizers = _built(job, mode)
         with mode:
@@ -104,9 +118,8 @@ class FlopTally:
         self._hidden = hidden
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
-        counts = flop_registry.get(func.overloadpacket)
-        if counts is not None:
-            count = _counted(counts, func, args, kwargs, out)
+        count = _flops(func, args, kwargs, out)
+        if count:
             self.total += count
             log = self.log
             if log is not None and log.last_module is not None and torch._C._current_graph_task_id() == -1:
@@ -128,8 +141,18 @@ def preserve_rng_and_hide_warnings() -> Iterator[None]:
 
 
 def copy_on_fake(model: nn.Module, optimizers: Optimizers, mode: FakeTensorMode) -> tuple[nn.Module, Optimizers]:
-    """A copy of both whose parameters, buffers and state have no numbers and need no memory; on the CPU's rules."""
+    """A copy of both whose parameters, buffers and state have no numbers and need no memory; on the CPU's rules.
+
+    What a model holds beside them is in both, where it is data or can have no copy.
+    """
     memo: dict[int, Any] = {}
+    in_both = _types_in_both()
+    for module in model.modules():
+        for value in tree_leaves(vars(module)):
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and _is_data(value):
+                memo[id(value)] = _fake(value, mode)
+            elif isinstance(value, in_both):
+                memo[id(value)] = value
     for parameter in [*model.parameters(), *_optimized_parameters(optimizers)]:
         if id(parameter) not in memo:
             memo[id(parameter)] = nn.Parameter(_fake(parameter, mode), requires_grad=parameter.requires_grad)
@@ -139,6 +162,19 @@ def copy_on_fake(model: nn.Module, optimizers: Optimizers, mode: FakeTensorMode)
         for state in optimizer.state.values():
             memo.update({id(v): _fake(v, mode) for v in state.values() if isinstance(v, Tensor) and v.dim()})
     return copy.deepcopy((model, optimizers), memo)
+
+
+_COPIED = 65_536  # elements at most of a table or mask that is no buffer, and keeps its numbers
+
+
+def _is_data(tensor: Tensor) -> bool:
+    return tensor.numel() > _COPIED or not tensor.is_leaf
+
+
+def _types_in_both() -> tuple[type, ...]:
+    arrays = () if "numpy" not in sys.modules else (sys.modules["numpy"].ndarray,)
+    lock = type(threading.Lock()), type(threading.RLock())
+    return (*arrays, *lock, mmap.mmap, io.IOBase, bytearray, Dataset, DataLoader)
 
 
 def model_of(job: Job) -> nn.Module:
@@ -170,16 +206,18 @@ def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
 
 def _faked(nest: Any, mode: FakeTensorMode) -> Any:
     """Tensors of a batch without their numbers; objects with attributes keep their type."""
+    copies: dict[int, Any] = {}
 
     def leaf(value: Any) -> Any:
         if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
             return _fake(value, mode).requires_grad_(value.requires_grad)
         if isinstance(value, Tensor) or not hasattr(value, "__dict__"):
             return value
-        held = copy.copy(value)
-        for name, inner in vars(value).items():
-            setattr(held, name, tree_map(leaf, inner))
-        return held
+        if id(value) not in copies:
+            copied = copies[id(value)] = copy.copy(value)
+            for name, inner in vars(value).items():
+                object.__setattr__(copied, name, tree_map(leaf, inner))  # also of a frozen dataclass
+        return copies[id(value)]
 
     return tree_map(leaf, nest)
 
@@ -216,11 +254,16 @@ def _explain_failures(log: StorageLog) -> Iterator[None]:
         raise DryRunStopped(log.last_op, log.last_module, f"{type(error).__name__}: {reason}") from error
 
 
-def _counted(counts: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    if func.overloadpacket is _BACKWARD_OF_CONVOLUTION:
-        # torch's own formula is up to 14 times too high where channels are in groups
-        return convolution_backward_flops(args[0].shape, args[1].shape, args[2].shape, args[7], args[10])
-    return int(counts(*args, **kwargs, out_val=out))
+def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """FLOPs by the formulas of a run's ops, else by torch's.
+
+    torch has none of fused attention and LSTMs on a CPU, and is up to 14 times too high for grouped convolutions.
+    """
+    if has_formula(func._schema.name):
+        shapes = [tuple(arg.shape) if isinstance(arg, Tensor) else () for arg in args]
+        return count_op_flops(func._schema.name, shapes, args) or 0
+    formula = flop_registry.get(func.overloadpacket)
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
 
 
 def _segments(log: StorageLog, tally: FlopTally, steps: int) -> tuple[Segment, ...]:

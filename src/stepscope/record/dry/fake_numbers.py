@@ -55,9 +55,11 @@ class FakeMode(FakeTensorMode):
         for owner, name, value in (
             (torch.utils, "swap_tensors", _set_data_from), (FakeTensor, "__deepcopy__", _copied),
             (fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN), (torch.UntypedStorage, "data_ptr", _address),
-            (FakeTensor, "__format__", _formatted), (torch, "isfinite", _fake_isfinite),
+            (FakeTensor, "__format__", _formatted), *((owner, "isfinite", _fake_isfinite) for owner in (torch, Tensor)),
+            *((owner, "all", _fake_all) for owner in (torch, Tensor)),
             (FakeTensor, "tolist", _listed), (torch._C, "_InferenceMode", _without_gradients),
             *((owner, name, _product(name)) for owner in (torch, Tensor) for name in ("prod", "cumprod")),
+            *((owner, name, _extreme(name)) for owner in (torch, Tensor) for name in ("max", "min")),
         ):  # fmt: skip
             self._plain[-1].callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
@@ -69,7 +71,7 @@ class FakeMode(FakeTensorMode):
         self._plain.pop().close()
 
 
-_plain_address, _plain_finite = torch.UntypedStorage.data_ptr, torch.isfinite
+_plain_address, _plain_finite, _plain_all = torch.UntypedStorage.data_ptr, torch.isfinite, torch.all
 
 
 def _formatted(tensor: FakeTensor, how: str) -> str:
@@ -141,11 +143,50 @@ class _Product(torch.autograd.Function):
         return (gradient * out).div(tensor), None, None, None
 
 
+_plain_extremes: dict[str, Callable[..., Any]] = {"max": torch.max, "min": torch.min}
+
+
+def _extreme(name: str) -> Callable[..., Any]:
+    """The largest or smallest of all elements: its gradient is that of a tensor with numbers, as `_product`'s."""
+
+    def reduce(*args: Any, **kwargs: Any) -> Any:
+        of_all = len(args) == 1 and not kwargs and isinstance(args[0], FakeTensor)
+        if of_all and args[0].requires_grad and torch.is_grad_enabled():
+            return _Extreme.apply(args[0], name)  # type: ignore[no-untyped-call]
+        return _plain_extremes[name](*args, **kwargs)
+
+    return reduce
+
+
+class _Extreme(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, name: str) -> Tensor:
+        out: Tensor = _plain_extremes[name](tensor)
+        ctx.save_for_backward(tensor, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        tensor, out = ctx.saved_tensors
+        mask = tensor == out
+        shares = torch.zeros_like(tensor)
+        return shares.masked_fill_(mask, gradient / mask.sum()), None
+
+
 def _fake_isfinite(tensor: Tensor) -> Tensor:
-    """A loss is taken to be finite: who asks would end the training."""
+    """A loss is taken to be finite, and so are gradients: who asks would end the training."""
     if isinstance(tensor, FakeTensor) and tensor.dim() == 0:
         return torch.full((), True)
-    return _plain_finite(tensor)
+    finite = _plain_finite(tensor)
+    if isinstance(finite, FakeTensor):
+        finite.is_true_everywhere = True  # type: ignore[attr-defined]
+    return finite
+
+
+def _fake_all(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if getattr(tensor, "is_true_everywhere", False) and not (args or kwargs):
+        return torch.full((), True)
+    return _plain_all(tensor, *args, **kwargs)
 
 
 def _address(storage: torch.UntypedStorage) -> int:
@@ -238,10 +279,20 @@ def data_dependent_result(func: Any, args: tuple[Any, ...]) -> Any:
         return args[0].new_zeros((args[0].numel(), args[0].dim()), dtype=torch.long)
     if func is _aten.masked_select.default:
         return args[0].new_empty(torch.broadcast_tensors(args[0], args[1])[0].numel())  # type: ignore[no-untyped-call]
+    if func is _aten._unique2.default:
+        return _largest_unique(*args)
+    if func is _aten.bincount.default and len(args) > 2 and args[2] > 0:  # as many classes as are counted
+        return args[0].new_zeros(args[2], dtype=torch.long if args[1] is None else torch.double)
     if func is _aten.index.Tensor and any(_is_mask(index) for index in args[1]):
         places = [place for index in args[1] for place in (_indices(index) if _is_mask(index) else [index])]
         return func(args[0], places)
     return NotImplemented
+
+
+def _largest_unique(tensor: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False) -> Any:
+    """Return what torch.unique gives of numbers that are all different."""
+    places = tensor.new_zeros(tensor.shape if inverse else 0, dtype=torch.long)
+    return tensor.new_empty(tensor.numel()), places, tensor.new_zeros(tensor.numel() if counts else 0, dtype=torch.long)
 
 
 def _is_mask(index: Tensor | None) -> bool:

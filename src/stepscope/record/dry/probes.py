@@ -176,11 +176,10 @@ def _line(call: Call, small: int, large: int) -> tuple[float, float]:
 
 def workspace_bytes(call: Call, samples: int) -> int:
     """The most bytes beyond its outputs that an op takes while it runs, with so many samples."""
-    made = _as_it_lay if call.kind else functools.partial(_random_like, was=call.samples, samples=samples)
-    args, kwargs = tree_map(made, call.args), tree_map(made, dict(call.kwargs))
+    args, kwargs = _arguments(call, samples)
     with torch.no_grad():
         call.func(*args, **kwargs)  # the first call also makes the primitive
-        with kineto.without_usdt_lines(), _memory_profile() as profiler:
+        with kineto.without_usdt_lines(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             out = call.func(*args, **kwargs)
     events = profiler.profiler.kineto_results.events()
     now = most = 0
@@ -190,8 +189,14 @@ def workspace_bytes(call: Call, samples: int) -> int:
     return most - now if call.kind else most - sum(t.nbytes for t in tree_leaves(out) if isinstance(t, Tensor))
 
 
-def _memory_profile() -> profile:
-    return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+def _arguments(call: Call, samples: int) -> tuple[Any, Any]:
+    """The arguments anew: of an op with a rule its activations with so many samples, which come first."""
+    if call.kind:
+        return tree_map(_as_it_lay, (call.args, dict(call.kwargs)))  # type: ignore[no-any-return]
+    activations = 2 if "backward" in call.func.__name__ else 1
+    sizes = [samples if place < activations else None for place in range(len(call.args))]
+    args = [tree_map(functools.partial(_random_like, samples=n), arg) for arg, n in zip(call.args, sizes, strict=True)]
+    return args, tree_map(functools.partial(_random_like, samples=None), dict(call.kwargs))
 
 
 def _shape_of(value: Any) -> Any:
@@ -200,11 +205,11 @@ def _shape_of(value: Any) -> Any:
     return _Shaped(tuple(value.shape), value.dtype, dim_order(value), tuple(value.stride()))
 
 
-def _random_like(value: Any, was: int, samples: int) -> Any:
-    """A tensor of random numbers; whose first dimension was the batch has the new number of samples."""
+def _random_like(value: Any, samples: int | None) -> Any:
+    """A tensor of random numbers, with so many samples in its first dimension; None: as many as it had."""
     if not isinstance(value, _Shaped):
         return value
-    shape = (samples, *value.shape[1:]) if value.shape and value.shape[0] == was else value.shape
+    shape = value.shape if samples is None or not value.shape else (samples, *value.shape[1:])
     kept = [1 if value.strides[place] == 0 else shape[place] for place in range(len(shape))]
     made = torch.rand([kept[place] for place in value.order]).to(value.dtype)
     return made.permute([value.order.index(place) for place in range(len(shape))]).expand(shape)

@@ -23,7 +23,13 @@ from typing import Any, NamedTuple
 import polars as pl
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedFakeTensorException,
+)
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -49,6 +55,7 @@ _IN_PLACE = frozenset(
 _LOOK = torch.ops.aten._local_scalar_dense.default  # .item(), float(), if
 _JOINS = frozenset((torch.ops.aten.cat.default, torch.ops.aten.stack.default))
 _SHAPED_LIKE = "x"
+NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
 
 
 class HiddenBytes(NamedTuple):
@@ -70,6 +77,7 @@ class HiddenBytes(NamedTuple):
 
 
 NOTHING = HiddenBytes()
+NO_SAVED_HOOKS = "saved tensor hooks"  # of torch.func's refusal
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], HiddenBytes]  # (op, args, kwargs, its output)
 
 
@@ -109,8 +117,16 @@ class Storage:
 class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Logs births and ends of storages while it is entered; `step` and `phase` are the caller's to set."""
 
-    def __init__(self, hidden: Rule = nothing_hidden, value_of: Callable[[Tensor], Any] | None = None) -> None:
-        """`value_of`: what a program gets that looks at a number outside any module, where tensors have none."""
+    def __init__(
+        self,
+        hidden: Rule = nothing_hidden,
+        value_of: Callable[[Tensor], Any] | None = None,
+        sees_saved: bool = True,
+    ) -> None:
+        """`value_of`: what a program gets that looks at a number outside any module, where tensors have none.
+
+        `sees_saved`: whether autograd tells what it saves, which torch.func refuses to run under.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.looks = 0  # how often a number was asked for outside any module
         self.lengths_asked = 0  # of them, the largest of whole numbers: of data it is a length
@@ -125,6 +141,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ops = 0
         self.phase: str | None = None  # None: forward, backward or optimizer, as it comes
         self.updated_by_hand: Callable[[], None] | None = None  # is called as a parameter is, after a backward pass
+        self.note_impossible_op: Callable[[str], None] | None = None  # of an op that tensors without numbers cannot run
+        self.note_whole_number: Callable[[], None] | None = None  # that a program asks for, and that is made up
         self.last_op = ""
         self.last_module: str | None = None
         self._hidden = hidden
@@ -139,6 +157,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._optimizing = self._learned = False
         self._over = False  # what ends after the run was there to its end
         self._hooks: list[Any] = []
+        self._sees_saved = sees_saved
         self._saving: Any = None
         self._histories = weakref.WeakKeyDictionary[Optimizer, Any]()
 
@@ -176,11 +195,15 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def adopt_all(self, nest: Any, category: str, module: str | None = None) -> None:
         """Count every tensor of a nest of containers and of objects that hold some."""
-        for leaf in tree_leaves(nest):
+        passed: set[int] = set()
+        waiting = tree_leaves(nest)
+        while waiting:
+            leaf = waiting.pop(0)
             if isinstance(leaf, Tensor):
                 self.adopt(leaf, category, module)
-            elif hasattr(leaf, "__dict__"):
-                self.adopt_all([value for value in vars(leaf).values() if value is not leaf], category, module)
+            elif hasattr(leaf, "__dict__") and id(leaf) not in passed:
+                passed.add(id(leaf))
+                waiting += tree_leaves(list(vars(leaf).values()))
 
     def adopt(self, tensor: Tensor, category: str, module: str | None = None) -> None:
         """Count a tensor that is there already, or say what a known one is for."""
@@ -322,8 +345,10 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             register_optimizer_step_pre_hook(self._optimizer_starts),
             register_optimizer_step_post_hook(self._optimizer_ends),
         ]
-        self._saving = torch.autograd.graph.saved_tensors_hooks(self._saved, lambda tensor: tensor)
-        self._saving.__enter__()
+        self._saving = contextlib.ExitStack()
+        if self._sees_saved:
+            hooks = torch.autograd.graph.saved_tensors_hooks(self._saved, lambda tensor: tensor)
+            self._saving.enter_context(hooks)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -359,10 +384,10 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if hidden is not NOTHING:
             self._kernel_held(hidden, out)
         if self.updated_by_hand is not None:
-            self._look_for_update(func, args, self.updated_by_hand)
+            self._detect_manual_update(func, args, self.updated_by_hand)
         return out
 
-    def _look_for_update(self, func: Any, args: Any, then: Callable[[], None]) -> None:
+    def _detect_manual_update(self, func: Any, args: Any, then: Callable[[], None]) -> None:
         """Call a function where the first op after a backward pass writes to a parameter, and no optimizer does."""
         if in_backward():
             self._learned = True
@@ -385,7 +410,12 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return out
         if func.is_view and args and _is_fake(args[0]) and args[0].constant is not None:
             return view_of_known(func, args, kwargs)
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except NEEDS_NUMBERS:
+            if self.note_impossible_op is not None and self._outside():
+                self.note_impossible_op(self.last_op)
+            raise
         keep_numbers(func, args, kwargs, out)
         return out
 
@@ -395,6 +425,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return _LOOK(tensor)
         except DataDependentOutputException:
             self.looks += not self._optimizing
+            if self.note_whole_number is not None and not (tensor.dtype.is_floating_point or self._optimizing):
+                self.note_whole_number()
             self.lengths_asked += not tensor.dtype.is_floating_point and self._made_by(tensor).startswith(_LARGEST)
             return value_of(tensor)
 
@@ -451,6 +483,9 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._alive.get(key) == number:
             del self._alive[key]
             self._alive_bytes -= self.storages[number].bytes
+        storage = self.storages[number]
+        if not self._sees_saved and storage.category is None and storage.phase == "forward" and in_backward():
+            storage.category = "saved"
         end = (self.step, self.ops, number, _FREED)
         if self._summed is not None and self._summed[:2] == (self.ops, number):
             self.events.insert(self._summed[2], end)
@@ -490,7 +525,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.evaluations += not learns
         self._enter_scene(TRAINING if learns else EVALUATION)
         for leaf in tree_leaves(args):
-            number = self._alive.get(leaf.untyped_storage()._cdata) if isinstance(leaf, Tensor) else None
+            own = isinstance(leaf, Tensor) and not is_functorch_wrapped_tensor(leaf)
+            number = self._alive.get(leaf.untyped_storage()._cdata) if own else None
             if number is not None and self.storages[number].module is None and self.storages[number].category is None:
                 self.storages[number].category = "input"
 

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from stepscope.record.dry.storage_log import parts_of
 
 _PREFIXES = ("_foreach_", "_fused_")  # a loop over the plain op on a CPU
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 _MOST = 1  # times the bytes of inputs and outputs: of 2,900 different calls none asked for more than 0.9 besides
 
 
@@ -40,6 +41,8 @@ def needs_no_workspace(func: Any, args: Any, kwargs: Any) -> bool:
         )  # else it is copied as whole numbers
     if name in PLAIN_IN_ROWS:
         return all(tensor.is_contiguous() for tensor in tensors) or _channels_innermost(tensors)
+    if name in _SUMMED_IN_FLOAT and any(tensor.dtype in SIXTEEN_BITS for tensor in tensors):
+        return False
     return name in PLAIN and all(_dense(tensor) for tensor in tensors)
 
 
@@ -94,7 +97,7 @@ def upper_bound(inputs: int, out: Any) -> int:
 _PLAIN = """
     _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _local_scalar_dense _log_softmax _log_softmax_backward_data
     _reshape_alias _softmax _softmax_backward_data _to_copy _unsafe_view addmm addmv amax amin arange avg_pool2d
-    avg_pool3d bernoulli_ binary_cross_entropy binary_cross_entropy_backward
+    avg_pool3d bernoulli_ binary_cross_entropy_backward
     cat channel_shuffle clone constant_pad_nd copy_ dot elu_backward embedding embedding_dense_backward
     embedding_renorm_ empty_like exponential_ fill fill_ flip full_like gather hardtanh_backward index_add
     leaky_relu_backward lift_fresh linalg_vector_norm masked_fill_ max max_pool2d_with_indices
@@ -105,7 +108,7 @@ _PLAIN = """
     reflection_pad2d_backward repeat replication_pad1d replication_pad1d_backward replication_pad2d
     replication_pad2d_backward resize_ rrelu_with_noise rrelu_with_noise_backward scalar_tensor scatter scatter_
     scatter_add scatter_add_ select_backward slice_backward softplus_backward split_with_sizes_copy squeeze_ stack sum
-    transpose_ tril triu uniform_ unsafe_split upsample_nearest1d upsample_nearest2d upsample_nearest2d_backward vdot
+    transpose_ tril triu uniform_ unsafe_split upsample_nearest1d upsample_nearest2d_backward vdot
     zero_ zeros_like
 """
 # Of tensors that are contiguous: any other is copied first.
@@ -114,4 +117,6 @@ _PLAIN_IN_ROWS = """
     native_batch_norm native_batch_norm_backward
     native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward
 """
+# In 16 bits these have the result once more in float32.
+_SUMMED_IN_FLOAT = frozenset(("gather", "scatter", "scatter_", "scatter_add", "scatter_add_"))
 PLAIN, PLAIN_IN_ROWS = (frozenset(names.split()) for names in (_PLAIN, _PLAIN_IN_ROWS))

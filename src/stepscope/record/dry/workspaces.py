@@ -6,10 +6,9 @@ dilated, transposed, channels innermost) gets an interval and is named in `uncov
 processor.
 
 Convolutions on x86 go through oneDNN: copies in blocked layouts, channels rounded up to a block (those on ARM:
-`arm_workspaces`). So do products in
-bf16: buffers of one tile; float32 goes to MKL, which allocates nothing through torch. So does an LSTM: what forward
-leaves for backward, and copies of the weights in padded rows. cuDNN decides at run time which kernel runs, so its
-workspace is an interval.
+`op_workspaces.acl_forward`). So do products in bf16: buffers of one tile; float32 goes to MKL, which allocates nothing
+through torch. So does an LSTM: what forward leaves for backward, and copies of the weights in padded rows. cuDNN
+decides at run time which kernel runs, so its workspace is an interval.
 """
 
 from __future__ import annotations
@@ -26,7 +25,14 @@ from torch import Tensor
 from stepscope.record.dry import op_workspaces
 from stepscope.record.dry.op_workspaces import ATTENTION_RULES, FOLD_RULES, LSTM_RULES
 from stepscope.record.dry.storage_log import NOTHING, HiddenBytes, Rule
-from stepscope.record.dry.unmodelled_ops import bytes_of, call_kind, call_signature, needs_no_workspace, upper_bound
+from stepscope.record.dry.unmodelled_ops import (
+    SIXTEEN_BITS,
+    bytes_of,
+    call_kind,
+    call_signature,
+    needs_no_workspace,
+    upper_bound,
+)
 
 _LIBRARY_CALLS = (
     "conv", "rnn", "lstm", "gru", "attention", "ctc", "fft", "linalg", "mkldnn", "cudnn", "grid_sampler", "coalesce",
@@ -174,7 +180,7 @@ class Platform:
     native_bf16: bool = False
     threads: int = 1
     known: bool = True  # whether the rules were fitted on such a processor
-    acl: bool = False  # oneDNN over the Arm Compute Library: `arm_workspaces`
+    acl: bool = False  # oneDNN over the Arm Compute Library: `op_workspaces.acl_forward`
 
     @property
     def name(self) -> str:
@@ -288,14 +294,13 @@ def convolution_backward(platform: Platform) -> Rule:
 
     def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         gradient, x, weight, groups, mask = args[0], args[1], args[2], args[9], args[10]
+        # of a sum: one number, expanded
+        copied = 0 if gradient.is_contiguous() or _channels_last(x) else gradient.nbytes
         if not _through_onednn(platform, x, weight, args[4], args[6], groups):
-            return _exactly(_patches(x, weight, gradient, args[7], args[4], args[5]))
+            return _exactly(copied + _patches(x, weight, gradient, args[7], args[4], args[5]))
         if platform.acl:
             return op_workspaces.acl_backward(platform, gradient, x, weight, args[4], mask, out, groups)
         outputs = sum(t.nbytes for t in out if isinstance(t, Tensor))
-        copied = (
-            0 if gradient.is_contiguous() or _channels_last(x) else gradient.nbytes
-        )  # of a sum: one number, expanded
         if _as_products(x, weight, groups):
             return _exactly(copied + _products_backward(gradient, x, weight, mask) - outputs)
         first, last = _is_first(platform, x, groups), _channels_last(x)
@@ -323,7 +328,7 @@ def convolution_backward(platform: Platform) -> Rule:
 
 
 _LEAST_BLOCK = 4  # channels of a group, in and out: oneDNN has blocks of 16, 8 and 4
-_PRODUCT_FIXED, _PARTIAL_SUMS = 128, 4  # B, and copies of the weights that their gradient is summed in
+_PATCHES_FIXED, _PARTIAL_SUMS = 128, 4  # B, and copies of the weights that their gradient is summed in
 
 
 def _as_products(x: Tensor, weight: Tensor, groups: int) -> bool:
@@ -335,7 +340,7 @@ def _as_products(x: Tensor, weight: Tensor, groups: int) -> bool:
 
 
 def _im2col_bytes(weight: Tensor, out: Tensor) -> int:
-    return int(math.prod(out.shape[2:]) * math.prod(weight.shape[1:]) * weight.element_size() + _PRODUCT_FIXED)
+    return int(math.prod(out.shape[2:]) * math.prod(weight.shape[1:]) * weight.element_size() + _PATCHES_FIXED)
 
 
 def _products_backward(gradient: Tensor, x: Tensor, weight: Tensor, mask: list[bool]) -> int:
@@ -343,38 +348,90 @@ def _products_backward(gradient: Tensor, x: Tensor, weight: Tensor, mask: list[b
     patches, to_input = _im2col_bytes(weight, gradient), x.nbytes if mask[0] else 0
     moments = [to_input + max(patches, to_input)] if mask[0] else [0]
     if mask[1]:
-        sums = patches + _PARTIAL_SUMS * weight.nbytes + _PRODUCT_FIXED
+        sums = patches + _PARTIAL_SUMS * weight.nbytes + _PATCHES_FIXED
         moments.append(to_input + weight.nbytes + max(sums, weight.nbytes))
     return max(moments)
 
 
 def batch_norm_backward(platform: Platform) -> Rule:
-    """aten::native_batch_norm_backward(gradient, input, ...): in bf16 a copy of the gradient."""
+    """aten::native_batch_norm_backward(gradient, input, ...): the input's gradient is made twice, the first never used.
+
+    Not of a gradient that lies otherwise than the input: one number, expanded.
+    """
 
     def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
-        return _exactly(args[0].nbytes if args[0].dtype == torch.bfloat16 else 0)
+        gradient, x = args[:2]
+        if gradient.stride() == x.stride():
+            return HiddenBytes(x.nbytes, 0, x.nbytes, requested=(x.nbytes, x.nbytes))
+        return _exactly(2 * x.nbytes if x.dtype == torch.float16 else 0)
 
     return rule
 
 
 def mean_rule(platform: Platform) -> Rule:
-    """aten::mean(input, ...): in bf16 input and result are also there in float32."""
+    """aten::mean(input, ...): in 16 bits input and result are also there in float32."""
 
     def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
-        return _exactly(2 * (args[0].nbytes + out.nbytes) if args[0].dtype == torch.bfloat16 else 0)
+        return _exactly(2 * (args[0].nbytes + out.nbytes) if args[0].dtype in SIXTEEN_BITS else 0)
 
     return rule
 
 
 def reduced_loss(platform: Platform) -> Rule:
-    """aten::mse_loss(input, target, reduction = 1): each element's loss twice, one of which the mean keeps."""
+    """aten::mse_loss(input, target, reduction = 1): each element's loss twice, one of which the result keeps.
+
+    In 16 bits a mean takes it in float32 besides.
+    """
 
     def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
-        reduced = (args[2] if len(args) > 2 else kwargs.get("reduction", 1)) != 0
-        size = args[0].nbytes
-        return HiddenBytes(size, size, size, ((0, size, 0),)) if reduced else NOTHING  # nothing is written to the other
+        kind, size = _reduction(args, kwargs, 2), args[0].nbytes
+        taken = 3 * size if kind == _MEAN and args[0].dtype in SIXTEEN_BITS else size
+        # nothing is written to what is kept
+        return HiddenBytes(taken, taken, taken, ((0, size, 0),)) if kind else NOTHING
 
     return rule
+
+
+def shrunk_loss(reduction: int) -> Callable[[Platform], Rule]:
+    """aten::binary_cross_entropy(input, ...): the reduced loss keeps the memory of all elements' losses.
+
+    reduction: place of the argument.
+    """
+
+    def of_platform(platform: Platform) -> Rule:
+        def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
+            kind, size = _reduction(args, kwargs, reduction), args[0].nbytes
+            if not kind:
+                return NOTHING
+            mean = 2 * size if kind == _MEAN and args[0].dtype in SIXTEEN_BITS else 0
+            return HiddenBytes(mean, mean, mean, ((0, size, size),))
+
+        return rule
+
+    return of_platform
+
+
+_MEAN = 1  # reduction of a loss: none, mean, sum
+
+
+def _reduction(args: tuple[Any, ...], kwargs: dict[str, Any], place: int) -> int:
+    return int(args[place] if len(args) > place else kwargs.get("reduction", _MEAN))
+
+
+def nearest_rule(platform: Platform) -> Rule:
+    """aten::upsample_nearest2d(input, ...): small pictures go through copies with channels innermost."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
+        if sum(out.shape[-2:]) > _SMALL_PICTURE:
+            return NOTHING
+        innermost = torch.channels_last
+        copied = (tensor for tensor in (args[0], out) if not tensor.is_contiguous(memory_format=innermost))
+        return _exactly(sum(tensor.nbytes for tensor in copied))
+
+    return rule
+
+
+_SMALL_PICTURE = 128  # rows and columns together (torch's UpSampleKernel.cpp)
 
 
 def mixed_types(platform: Platform) -> Rule:
@@ -400,9 +457,13 @@ CONVOLUTION_RULES: dict[str, Callable[[Platform], Rule]] = {
     "convolution.default": convolution_forward,
     "convolution_backward.default": convolution_backward,
     "native_batch_norm_backward.default": batch_norm_backward,
+    "mean.default": mean_rule,
     "mean.dim": mean_rule,
     "mse_loss.default": reduced_loss,
     "smooth_l1_loss.default": reduced_loss,
+    "binary_cross_entropy.default": shrunk_loss(3),
+    "soft_margin_loss.default": shrunk_loss(2),
+    "upsample_nearest2d.default": nearest_rule,
 }
 
 

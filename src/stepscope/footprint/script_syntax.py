@@ -1,0 +1,216 @@
+"""Statements and expressions of a script by what they may do: what they name, call, keep, draw, allocate."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+
+
+def is_name(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name)
+
+
+def names_in(nodes: Iterable[ast.AST]) -> set[str]:
+    return {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def call_names(nodes: Iterable[ast.AST]) -> set[str]:
+    functions = (node.func for node in nodes if isinstance(node, ast.Call))
+    return {func.attr if isinstance(func, ast.Attribute) else ast.unparse(func) for func in functions}
+
+
+_GATHERING = frozenset(("append", "appendleft", "extend", "insert", "add", "put", "setdefault", "update"))
+
+_REDUCING = frozenset(("item", "tolist", "sum", "mean", "argmax"))  # what they return shares no memory
+
+
+def fills_container(statements: Iterable[ast.stmt]) -> bool:
+    """Return whether statements put something into a container, where it stays: a variable holds the last alone."""
+    parts = [part for statement in statements for part in ast.walk(statement)]
+    places = (target for part in parts if isinstance(part, ast.Assign) for target in part.targets)
+    return bool(call_names(parts) & _GATHERING) or any(isinstance(target, ast.Subscript) for target in places)
+
+
+def replaced_variables(statements: Iterable[ast.stmt]) -> list[ast.expr]:
+    """Return what looks up variables that statements give a value anew, and those that they put into a container.
+
+    These are functions, since a variable may have no value yet. A container that is made anew itself keeps nothing.
+    """
+    parts = [part for statement in statements for part in ast.walk(statement)]
+    added = [part for part in parts if isinstance(part, ast.AugAssign)]
+    replaced = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    replaced -= names_in([part.target for part in added])
+    put: list[ast.expr] = [part.value for part in added]
+    for part in parts:
+        if isinstance(part, ast.Assign):
+            places = [target for target in part.targets if isinstance(target, ast.Subscript)]
+            put += [part.value for place in places if not replaced.issuperset(_aliased_variables(place))]
+        elif (
+            isinstance(part, ast.Call)
+            and call_names([part]) & _GATHERING
+            and not replaced.issuperset(_aliased_variables(part.func))
+        ):
+            put += [*part.args, *(keyword.value for keyword in part.keywords)]
+    stored = {name for value in put for name in _aliased_variables(value)}
+    return [_looking_up(replaced - stored), _looking_up(stored)]
+
+
+def _looking_up(names: set[str]) -> ast.expr:
+    return ast.Tuple([lookup_lambda(name) for name in sorted(names)], ast.Load())
+
+
+def lookup_lambda(name: str) -> ast.expr:
+    """Return what looks up a variable, or what an object holds, when it is called: it may have no value yet."""
+    return ast.Lambda(ast.arguments([], [], None, [], [], None, []), ast.parse(name, mode="eval").body)
+
+
+def _aliased_variables(value: ast.expr) -> Iterator[str]:
+    """Yield the variables whose memory a value may share: `x`, `x.detach()`, `(x, y[0])`, but not `model(x)`."""
+    if isinstance(value, ast.Name):
+        yield value.id
+    elif isinstance(value, ast.Call):
+        yield from () if call_names([value]) & _REDUCING else _aliased_variables(value.func)
+    elif isinstance(value, (ast.Attribute, ast.Subscript, ast.Starred)):
+        yield from _aliased_variables(value.value)
+    elif not isinstance(value, (ast.Compare, ast.BinOp, ast.UnaryOp)):  # these make a new tensor
+        for inner in ast.iter_child_nodes(value):
+            yield from _aliased_variables(inner) if isinstance(inner, ast.expr) else ()
+
+
+def looks_up(statements: Iterable[ast.stmt], test: ast.expr) -> bool:
+    """Return whether statements look up what a test asks of: `if step in SIZES: size = SIZES[step]`."""
+    values = (part.value for statement in statements for part in ast.walk(statement) if isinstance(part, ast.Assign))
+    return any(isinstance(value, ast.Subscript) and names_in([value.slice]) & names_in([test]) for value in values)
+
+
+def draws_number(statements: Iterable[ast.stmt]) -> bool:
+    """Return whether statements draw a number, as a size: `size = random.choice((32, 64))`."""
+    values = (part.value for statement in statements for part in ast.walk(statement) if isinstance(part, ast.Assign))
+    calls = (part for value in values for part in ast.walk(value) if isinstance(part, ast.Call))
+    return any(call_names([call]) & _DRAWING and not ast.unparse(call.func).startswith("torch.") for call in calls)
+
+
+_DRAWING = frozenset(("choice", "choices", "sample", "randint", "randrange", "integers"))
+
+
+def indexed_by(counters: set[str], statements: Iterable[ast.stmt]) -> set[str]:
+    """Return what statements pick by the counter of their loop: `x` of `x[i : i + 8]`, `x[order[i]]`."""
+    parts = (part for statement in statements for part in ast.walk(statement))
+    picked = (part.value for part in parts if isinstance(part, ast.Subscript) and names_in([part.slice]) & counters)
+    plain = (ast.Name, ast.Attribute, ast.expr_context)
+    return {ast.unparse(value) for value in picked if all(isinstance(part, plain) for part in ast.walk(value))}
+
+
+def worked_out_names(parts: Iterable[ast.AST], counters: set[str]) -> set[str]:
+    """Return counters with the names of what is worked out of them: `s = epoch * 1000 + i`, `late = s % 50 == 0`."""
+    values: list[tuple[ast.expr, ast.expr]] = []
+    for part in parts:
+        if isinstance(part, ast.Assign):
+            values += [(target, part.value) for target in part.targets]
+        elif isinstance(part, (ast.AnnAssign, ast.NamedExpr)) and part.value is not None:
+            values.append((part.target, part.value))
+    worked_out = [
+        (target.id, value) for target, value in values if isinstance(target, ast.Name) and is_worked_out(value)
+    ]
+    counters, before = counters | {name for name, value in worked_out if _adds_to(name, value)}, set[str]()
+    while before != counters:
+        before = set(counters)
+        counters |= {name for name, value in worked_out if names_in([value]) & before}
+    return counters
+
+
+def _adds_to(name: str, value: ast.expr) -> bool:
+    """Return whether a value is that of a name and a whole number: `count + 1`."""
+    sides = [value.left, value.right] if isinstance(value, ast.BinOp) else []
+    numbers = [side for side in sides if isinstance(side, ast.Constant) and type(side.value) is int]
+    return bool(numbers) and any(isinstance(side, ast.Name) and side.id == name for side in sides)
+
+
+def is_worked_out(value: ast.expr) -> bool:
+    """Return whether a value is worked out of names and numbers alone, and of lengths."""
+    parts = list(ast.walk(value))
+    calls = [part for part in parts if isinstance(part, ast.Call)]
+    plain = (*_PLAIN_PARTS, ast.Compare, ast.BoolOp, ast.IfExp, ast.cmpop, ast.boolop, ast.Call)
+    return all(isinstance(part, plain) for part in parts) and call_names(calls) <= _OF_NUMBERS
+
+
+_OF_NUMBERS = frozenset(("len", "int", "bool", "min", "max", "abs", "round"))
+
+
+def multiplies_number(statements: Iterable[ast.stmt]) -> bool:
+    """Return whether statements multiply a number by a whole one, as a batch size: `size *= 2`, `size = size * 2`."""
+    for part in (part for statement in statements for part in ast.walk(statement)):
+        if isinstance(part, ast.AugAssign):
+            factors: list[ast.expr] = [part.value] if isinstance(part.op, (ast.Mult, ast.LShift, ast.Pow)) else []
+        elif isinstance(part, ast.Assign) and isinstance(part.value, ast.BinOp):
+            own = names_in(part.targets) & names_in([part.value])
+            times = isinstance(part.value.op, (ast.Mult, ast.LShift, ast.Pow))
+            factors = [part.value.left, part.value.right] if own and times else []
+        else:
+            continue
+        if any(isinstance(factor, ast.Constant) and isinstance(factor.value, int) for factor in factors):
+            return True
+    return False
+
+
+LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+
+
+_PLAIN_PARTS = (
+    ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context,
+)  # fmt: skip
+
+
+def compared(test: ast.expr) -> set[str]:
+    """Return what a test compares as it is, or takes a remainder of: `epoch` of `epoch + 1 == 5`, `self.count`."""
+    sides: list[ast.expr] = []
+    for part in ast.walk(test):
+        if isinstance(part, ast.Compare):
+            sides += [part.left, *part.comparators]
+        elif isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
+            sides.append(part.left)
+    plain_sides = [side for side in sides if all(isinstance(inner, _PLAIN_PARTS) for inner in ast.walk(side))]
+    attributes = [part for side in plain_sides for part in ast.walk(side) if isinstance(part, ast.Attribute)]
+    return (names_in(plain_sides) - names_in(attributes)) | {ast.unparse(part) for part in attributes}
+
+
+# Calls that take no memory worth a word: what is said, counted and written down.
+_SMALL_CALLS = """
+    print item log info debug warning write writerow add_scalar add_scalars set_postfix set_postfix_str update
+    set_description format round len float int str bool abs min max sum mean sqrt exp time perf_counter flush save
+    state_dict get_last_lr tolist isnan isinf isfinite range zip sorted join strftime now sleep train eval exit
+    synchronize empty_cache isinstance getattr SystemExit RuntimeError ValueError clip_grad_norm_
+"""
+_SMALL = frozenset(_SMALL_CALLS.split())
+
+
+def may_allocate(statements: Sequence[ast.stmt]) -> bool:
+    """Return whether statements call or multiply anything that may take memory, or choose a size."""
+    return any(_part_may_allocate(part) for statement in statements for part in ast.walk(statement))
+
+
+def _part_may_allocate(part: ast.AST) -> bool:
+    if isinstance(part, ast.Call):
+        return not _allocates_little(part)
+    if isinstance(part, ast.AugAssign):
+        return isinstance(part.op, ast.MatMult) or is_size(part.value)
+    if isinstance(part, ast.Assign):
+        return is_size(part.value)
+    return isinstance(part, ast.BinOp) and isinstance(part.op, ast.MatMult)
+
+
+def is_size(value: ast.expr) -> bool:
+    """Return whether this is a whole number that may be a size, or a tuple with one; 0 and 1 count or switch."""
+    parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else [value]
+    numbers = (part.value for part in parts if isinstance(part, ast.Constant))
+    return any(isinstance(number, int) and number > 1 for number in numbers)
+
+
+def _allocates_little(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+    if name == "append":  # of a number that is worked out; a name may be that of a tensor
+        return not any(isinstance(argument, ast.Name) for argument in call.args)
+    if name in ("train", "update"):  # model.train(), bar.update(1); and a function that trains a model
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+        return isinstance(call.func, ast.Attribute) and not any(map(is_name, arguments))
+    return name in _SMALL or (name == "step" and "sched" in ast.unparse(call.func).lower())
