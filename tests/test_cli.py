@@ -19,7 +19,10 @@ import stepscope
 from stepscope.__main__ import main as stepscope_main
 from stepscope.cli import Command, __file__, _load_command, load_commands
 from stepscope.cli import _application as cli
+from stepscope.cli._script import report_run
+from stepscope.cli.run import faults_of_training
 from stepscope.errors import OutputNotWritable, StepscopeError, UsageError
+from stepscope.units import plural
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 FOLDER = Path(__file__).parent
@@ -278,10 +281,65 @@ def test_a_report_that_fails_does_not_become_the_end_of_a_training_that_went_wel
     def broken(run: object) -> object:
         raise ValueError("a fault of ours")
 
-    monkeypatch.setattr("stepscope.report.screen.render", broken)
+    monkeypatch.setattr("stepscope.report.first_screen.render", broken)
     arguments = ["run", "lenet", "--steps", "5", "--batch", "4", "--record-memory", "off", "--out", str(tmp_path)]
     assert _exit_code(*arguments) == 0
     said = capsys.readouterr().err
     assert "a fault of ours" in said
     assert "the run is whole" in said
     assert [path.name for path in tmp_path.glob("*/run.json")] == ["run.json"]
+
+
+BROKEN_LOSS = "def loss(model):\n    return model.nothing_there\n"
+
+
+def test_what_the_code_of_a_workload_raises_is_no_fault_of_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(BROKEN_LOSS)
+    names: dict[str, Any] = {}
+    exec(compile(BROKEN_LOSS, str(file), "exec"), names)
+    failed = "the training of 'mynet' failed: AttributeError"
+    with pytest.raises(StepscopeError, match=failed) as refusal, faults_of_training("mynet"):
+        names["loss"](object())
+    assert (refusal.value.exit_code, refusal.value.hint) == (1, "mend its file")
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback (most recent call last):\n")
+    assert f'File "{file}", line 2, in loss' in shown
+    assert str(Path(stepscope.__file__).parent) not in shown
+
+
+def test_what_our_own_code_raises_beside_a_training_stays_a_fault_of_ours() -> None:
+    with pytest.raises(ValueError, match="Cannot specify"), faults_of_training("mynet"):
+        plural("many", "step")  # type: ignore[arg-type]
+
+
+def test_the_page_of_a_run_is_told_on_stderr_where_stdout_holds_json(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("stepscope.report.html.write", lambda run, path: path)
+    monkeypatch.setattr("stepscope.analysis.run.Run", lambda path: path)
+    monkeypatch.setattr("stepscope.cli._script._report_safely", lambda *_: None)
+    report_run(tmp_path, (), quiet=True, html=True, of_a_script=False, as_json=True)
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.startswith("page: ")) == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [
+        ("--ceilings --precision foo", "unknown precision 'foo'"),
+        ("--precision bf16", "--precision belongs to --ceilings"),
+        ("--threads 2", "--threads belongs to --ceilings"),
+        ("--ceilings --simulate jetson-tx2", "what is measured would be this machine's"),
+    ],
+)
+def test_doctor_refuses_what_it_would_not_do(typed: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code("doctor", *typed.split()) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("stated", "precision"), [("fp32", "float32"), ("float32", "float32"), ("bf16", "bf16")])
+def test_fit_takes_the_precisions_by_the_names_that_the_other_commands_have(stated: str, precision: str) -> None:
+    assert stepscope.requests.FitRequest("lenet", precision=stated).precision == precision

@@ -21,8 +21,8 @@ from playwright.sync_api import sync_playwright
 import stepscope
 from stepscope.analysis.first_screen import headline, machine_name
 from stepscope.analysis.suggested_changes import what_to_change
-from stepscope.report.screen import figure_text
-from stepscope.report.text_tables import short_source
+from stepscope.report.first_screen import figure_text
+from stepscope.report.terminal_tables import short_source
 from stepscope.units import percent
 
 HERE = Path(__file__).resolve().parent

@@ -103,7 +103,7 @@ class Assistant:
             command, text=True, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
         ) as child:
             try:
-                said, _ = child.communicate(timeout=_LIMIT_S)
+                answer, _ = child.communicate(timeout=_LIMIT_S)
             except BaseException as error:
                 os.killpg(child.pid, signal.SIGKILL)
                 if isinstance(error, subprocess.TimeoutExpired):
@@ -111,7 +111,7 @@ class Assistant:
                 raise
         if child.returncode:
             raise RunError(f"the process of '{verb}' ended with exit code {child.returncode}")
-        return str(said)
+        return str(answer)
 
 
 def text_or_refusal(verb: Callable[[], str]) -> str:
@@ -133,7 +133,7 @@ def _refuse_foreign_workload(workload: str) -> None:
 def _line(run: Any) -> str:
     from stepscope.analysis.first_screen import headline, setting_facts
     from stepscope.report.brief import quoted
-    from stepscope.report.screen import figure_text
+    from stepscope.report.first_screen import figure_text
 
     time = next((f", {figure_text(row)}" for row in headline(run) if row.metric == "step_time"), "")
     return f"{quoted(run.id, 80)}: {run.status}, {' '.join(quoted(fact) for fact in setting_facts(run))}{time}"
@@ -156,16 +156,16 @@ def _fit_to_text(orders: Mapping[str, Any]) -> str:
     from stepscope.units import bytes_
 
     settings = {name: orders[name] for name in ("memory", "board", "batch")}
-    found = fit_workload(orders["workload"], **settings, options=False)
-    low, high = found.process.low, found.process.high
-    limit = "no limit" if found.limit is None else f"{bytes_(found.limit.bytes)}, {found.limit.source}"
+    fit = fit_workload(orders["workload"], **settings, options=False)
+    low, high = fit.process.low, fit.process.high
+    limit = "no limit" if fit.limit is None else f"{bytes_(fit.limit.bytes)}, {fit.limit.source}"
     lines = [
-        f"verdict: {found.verdict or 'no limit was given'}",
-        f"process peak: [{bytes_(low)}, {bytes_(high)}], of it {bytes_(found.peak_bytes)} of live tensors",
+        f"verdict: {fit.verdict or 'no limit was given'}",
+        f"process peak: [{bytes_(low)}, {bytes_(high)}], of it {bytes_(fit.peak_bytes)} of live tensors",
         f"limit: {limit}",
-        f"batch: {found.batch}; largest that is certain to fit: {found.largest_batch}",
-        f"peak reached by: {found.peak_op} of {found.peak_module or 'no layer'}",
-        *(f"unsure: {why}" for why in found.unsure),
+        f"batch: {fit.batch}; largest that is certain to fit: {fit.largest_batch}",
+        f"peak reached by: {fit.peak_op} of {fit.peak_module or 'no layer'}",
+        *(f"unsure: {why}" for why in fit.unsure),
     ]
     return "\n".join(lines)
 
@@ -196,9 +196,9 @@ def main(orders: Mapping[str, Any]) -> None:
     """Run one verb, with its other output on stderr, and print its text."""
     out = os.dup(1)
     os.dup2(2, 1)
-    said = text_or_refusal(lambda: _VERBS[orders["verb"]](orders))
+    answer = text_or_refusal(lambda: _VERBS[orders["verb"]](orders))
     with os.fdopen(out, "w", encoding="utf-8") as file:
-        file.write(_truncate(said))
+        file.write(_truncate(answer))
 
 
 if __name__ == "__main__":

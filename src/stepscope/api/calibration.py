@@ -53,11 +53,11 @@ def calibrate(
     delay_ns, filter, window_ns, meter and at. All cores are loaded meanwhile. Raises UsageError where there is no
     meter or sensor, where the meter does not move or follow the load, and where no channel does.
     """
-    given = {"plug": plug, "meter_command": meter_command, "meter_csv": meter_csv, "seconds": seconds,
+    settings = {"plug": plug, "meter_command": meter_command, "meter_csv": meter_csv, "seconds": seconds,
              "accuracy": accuracy, "dry": dry}  # fmt: skip
-    request = CalibrateRequest.from_settings({name: value for name, value in given.items() if value is not None})
-    done = calibrate_device(request, progress or (lambda said: None))
-    return {name: asdict(kept) for name, kept in done.calibrations.items()}
+    request = CalibrateRequest.from_settings({name: value for name, value in settings.items() if value is not None})
+    outcome = calibrate_device(request, progress or (lambda said: None))
+    return {name: asdict(calibration) for name, calibration in outcome.calibrations.items()}
 
 
 def calibrate_device(request: CalibrateRequest, progress: Callable[[str], None]) -> CalibrationOutcome:
@@ -69,42 +69,42 @@ def calibrate_device(request: CalibrateRequest, progress: Callable[[str], None])
     if request.meter_csv is not None and not request.meter_csv.is_file():
         raise UsageError(f"there is no meter log '{request.meter_csv}'", "start the meter's log, then calibrate")
     target = Target(os.getpid(), meters=meters)
-    seen = survey_sensors(root, target)
+    survey = survey_sensors(root, target)
     try:
-        theirs, channels = _split_meter_and_sensors(seen.found, meters)
+        theirs, channels = _split_meter_and_sensors(survey.found, meters)
         if meters and not theirs:
-            why = "; ".join(f"{name}: {missing.detail}" for name, missing in seen.missing.items() if name in _NAMES)
+            why = "; ".join(f"{name}: {missing.detail}" for name, missing in survey.missing.items() if name in _NAMES)
             raise UsageError(f"the meter does not answer: {why or 'no power in what it says'}", "check its address")
         if not channels:
             raise UsageError(
                 "no sensor of power or energy answers here: there is nothing to calibrate",
                 "'stepscope doctor' says what would enable one",
             )
-        recorded = record_square(seen.found, target, request.seconds, progress)
+        recorded = record_square(survey.found, target, request.seconds, progress)
     finally:
-        for found in seen.found.values():
-            found.close()
+        for sensor in survey.found.values():
+            sensor.close()
     command = shown_command(request.meter_command) if request.meter_command else None
     name = request.plug or command or str(request.meter_csv)
     readings = recorded.power[theirs[0].id] if theirs else _log(request.meter_csv, recorded)
-    found_, refused = calibrate_channels(recorded, channels, readings, name, request.accuracy)
-    if not found_:
+    calibrations, refused = calibrate_channels(recorded, channels, readings, name, request.accuracy)
+    if not calibrations:
         raise UsageError(
             "no channel follows the load: " + "; ".join(f"{channel}: {why}" for channel, why in refused.items()),
             "close what else runs, or take longer: --seconds 120s",
         )
-    return CalibrationOutcome(found_, refused, None if request.dry else _save(root, found_))
+    return CalibrationOutcome(calibrations, refused, None if request.dry else _save(root, calibrations))
 
 
 _NAMES = ("shelly", "tasmota", "android", "adb", "termux", "meter_command")
 
 
 def _split_meter_and_sensors(
-    found: Mapping[str, OpenSensor], meters: tuple[Meter, ...]
+    sensors: Mapping[str, OpenSensor], meters: tuple[Meter, ...]
 ) -> tuple[list[Channel], list[Channel]]:
     """The meter's channels of power, and the channels of power and energy of the device's own sensors."""
     theirs, own, names = [], [], {meter.name for meter in meters}
-    for sensor in found.values():
+    for sensor in sensors.values():
         for channel in sensor.channels:
             if channel.quantity not in ("power", "energy") or channel.kind == "estimate":
                 continue

@@ -24,6 +24,7 @@ from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PowerModes, PrecisionSweep, ThreadSweep
 from stepscope.request import REQUIRED, Option, Request, option, refuse_bare_share
 from stepscope.run_paths import NEWEST
+from stepscope.runfolder.computation import PROBED
 
 _MOST_SHIFT_S = 4e9  # a clock that counts from 1970, brought to any time that a clock of this century shows
 _LIMIT = Option("", unit="share", bare="%", least=0, most=10, example="5%")
@@ -126,8 +127,8 @@ class CheckRequest(Request):
     @property
     def limits(self) -> dict[str, float] | None:
         """The growth allowed of time, memory and energy, as shares; None: all three at their usual limits."""
-        given = {"time": self.max_slowdown, "memory": self.max_memory, "energy": self.max_energy}
-        return {what: share for what, share in given.items() if share is not None} or None
+        shares = {"time": self.max_slowdown, "memory": self.max_memory, "energy": self.max_energy}
+        return {what: share for what, share in shares.items() if share is not None} or None
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,12 @@ class DoctorRequest(Request):
     picture: Path | None = option(None, "With --characterise: draw the answers to the load (.png, .svg or .html).")
     ceilings: bool = option(False, "Measure what this device can reach, for bottleneck and roofline (seconds).")
     threads: int | None = option(None, "With --ceilings: threads of torch (default: its own).", least=1)
-    precision: str = option("fp32", "With --ceilings: fp32 or bf16.")
+    precision: str | None = option(
+        None,
+        "With --ceilings: the number format (default: float32); of float32 also under torch's switches.",
+        choices=("fp32", "bf16", "fp16", *PROBED),
+    )
+    device: str | None = option(None, "With --ceilings: cpu (default), cuda, cuda:1 or another that torch has.")
     simulate: str | None = option(
         None, "Look at a simulated board instead (all output says so): jetson-tx2, or jetson-tx2,average=76."
     )
@@ -220,8 +226,15 @@ class DoctorRequest(Request):
         super().__post_init__()
         if self.picture is not None and not self.characterise:
             raise UsageError("--picture belongs to --characterise", "add --characterise")
-        if self.simulate is not None and self.characterise:
-            text = "--characterise: a simulated board follows a training, not the load that this would make"
+        for name in ("threads", "precision", "device"):
+            if getattr(self, name) is not None and not self.ceilings:
+                raise UsageError(f"--{name} belongs to --ceilings", "add --ceilings")
+        if self.simulate is not None and (self.characterise or self.ceilings):
+            text = (
+                "--characterise: a simulated board follows a training, not the load that this would make"
+                if self.characterise
+                else "--ceilings: what is measured would be this machine's, and not the board's"
+            )
             raise UsageError(text, f"look at it alone: stepscope doctor --simulate {self.simulate}")
 
 
@@ -415,7 +428,7 @@ class FitRequest(Request):
     here: bool = option(None, "What is available on this machine now.")
     batch: int | None = option(None, "Samples per step.", short="--batch-size")
     optimizer: str | None = option(None, "Optimizer: sgd, momentum, adam, adamw, rmsprop.")
-    precision: str = option("float32", "float32, or bf16 for everything.")
+    precision: str = option("fp32", "fp32 (or float32), or bf16 for everything.")
     malloc: str = option("default", "Allocator: default (glibc), pinned, tcmalloc; on cuda PYTORCH_CUDA_ALLOC_CONF.")
     device: str = option("cpu", "Device of torch whose memory and kernels count: cpu, or cuda (a GPU's own).")
     threads: int | None = option(None, "Threads that torch computes with.", least=1, most=1024)
@@ -430,3 +443,8 @@ class FitRequest(Request):
         None, "Another workload to draw beside it; may be given repeatedly.", separate=True
     )
     format: tuple[str, ...] | None = option(None, "Of pictures: png (default), svg, pdf or vega.", separate=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.precision == "fp32":
+            object.__setattr__(self, "precision", "float32")

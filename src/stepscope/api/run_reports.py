@@ -94,24 +94,24 @@ def page(
     return html.write(run, run.path / "report.html" if path is None else path)
 
 
-def _renderables(shown: str | Path | Run | Comparison | Check | Findings, verbose: bool) -> list[Any]:
-    if isinstance(shown, Comparison):
+def _renderables(result: str | Path | Run | Comparison | Check | Findings, verbose: bool) -> list[Any]:
+    if isinstance(result, Comparison):
         from stepscope.report.comparison import render as compared
 
-        return [compared(shown)]
-    if isinstance(shown, Check):
+        return [compared(result)]
+    if isinstance(result, Check):
         from stepscope.report.comparison import render_check as checked
 
-        return [checked(shown)]
-    if isinstance(shown, Findings):
+        return [checked(result)]
+    if isinstance(result, Findings):
         from stepscope.report.study_results import text as found
 
-        return list(found(shown))
-    from stepscope.report import screen
-    from stepscope.report import text as details
+        return list(found(result))
+    from stepscope.report import first_screen
+    from stepscope.report import terminal_report as details
 
-    run = open_run(shown)
-    return [details.render(run) if verbose else screen.render(run)]
+    run = open_run(result)
+    return [details.render(run) if verbose else first_screen.render(run)]
 
 
 def export(
@@ -148,10 +148,10 @@ def log(run: str | Path | Run = "last", to: str = "tensorboard", out: str | Path
     UnknownName for a tool or an option that is not there, MissingDependency, RunError and OutputNotWritable.
     """
     chosen = logger(to)
-    known = [name for name in inspect.signature(chosen.log_run).parameters if name not in ("run", "out")]
+    option_names = [name for name in inspect.signature(chosen.log_run).parameters if name not in ("run", "out")]
     for name in options:
-        if name not in known:
-            raise UnknownName(f"option of '{to}'", name, known)
+        if name not in option_names:
+            raise UnknownName(f"option of '{to}'", name, option_names)
     return chosen.log_run(open_run(run), None if out is None else str(out), **options)
 
 
@@ -226,28 +226,28 @@ def doctor(
     characterise: bool = False,
     ceilings: bool = False,
     threads: int | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
+    device: str | None = None,
 ) -> dict[str, Any]:
     """Return what can be measured on this machine, what cannot, and the command that would enable it, as plain data.
 
     root: the top of a saved /proc and /sys ($STEPSCOPE_ROOT, else this machine). simulate: look at a simulated board
     instead. characterise: also measure refresh, step and filter of each power sensor, which loads all cores for some
-    seconds and is kept for the runs to come. ceilings: also measure what this device can reach with so many threads and
-    in this precision (seconds, kept as well): arithmetic (FLOP/s), bandwidth (B/s), dispatch (ns); null where it cannot
-    be measured. Keys: ceilings where asked for, device, now, channels (quantity, scope, unit, refresh_ns,
-    step_size, read_cost_ns, ...), missing (sensor, reason, detail, remedy), power, characterised, perf, torch, proc,
-    root, simulated; null is "not known". Raises UsageError.
+    seconds and is kept for the runs to come. ceilings: also measure what a device ("cpu", "cuda:1") can reach with so
+    many threads and in this precision, "fp32" or "bf16" (seconds, kept as well): arithmetic (FLOP/s), bandwidth (B/s),
+    dispatch (ns); null where it cannot be measured. Keys: ceilings where asked for, device, now, channels (quantity,
+    scope, unit, refresh_ns, step_size, read_cost_ns, ...), missing (sensor, reason, detail, remedy), power,
+    characterised, perf, torch, proc, root, simulated; null is "not known". Raises UsageError.
     """
-    request = DoctorRequest(characterise, None, ceilings, threads, precision, simulate)
+    request = DoctorRequest(characterise, None, ceilings, threads, precision, device, simulate)
     with sensor_root(request.simulate, str(root or os.environ.get("STEPSCOPE_ROOT") or "/")) as chosen:
         top = Path(chosen.root or "/")
         measure = (lambda seen, target: measure_and_save_power_sensors(seen, target, top)[1]) if characterise else None
-        found = diagnose(top, request.simulate, measure)[0]
-    return (
-        {**found, "ceilings": measured(threads=request.threads, precision=request.precision, again=True)}
-        if ceilings
-        else found
-    )
+        answer = diagnose(top, request.simulate, measure)[0]
+    if not ceilings:
+        return answer
+    limits = measured(request.device or "cpu", request.precision or "fp32", threads=request.threads, again=True)
+    return {**answer, "ceilings": limits}
 
 
 def figure(

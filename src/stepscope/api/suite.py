@@ -1,7 +1,8 @@
 """A device over real training workloads, compared with others: the functions of `stepscope suite`.
 
-`run` measures and returns the folder of the sweep; `table`, `scores`, `page` and `export` take such a folder, finished
-or not, or a result file that travelled; `listed` names the tiers, sweeps and stored devices.
+`run` measures and returns the folder of the sweep; `results`, `table`, `scores`, `page` and `export` take such a
+folder, finished or not, "last" for the newest in suites/, or a result file that travelled; `listed` names the tiers,
+sweeps and stored devices.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import polars as pl
 from stepscope.api.study import fleet_progress, sweep_progress
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
 from stepscope.experiments.suite import SuiteRun
+from stepscope.experiments.suite.plan import find_sweep
 from stepscope.experiments.suite.results import Results, read_results, runs_table
 from stepscope.experiments.suite.results import settings_table as table_of
 from stepscope.privacy import VARIABLE, withheld_kinds
@@ -81,7 +83,7 @@ def run_sweep(request: SuiteRun, out: Path, progress: bool, says: Callable[[str]
 
 def results(path: str | Path) -> Results:
     """A sweep as it is compared: device, versions, rules and every run's numbers. Raises RunNotFound, RunDamaged."""
-    return read_results(Path(path))
+    return read_results(find_sweep(Path(path)))
 
 
 def table(path: str | Path, runs: bool = False) -> pl.DataFrame:
@@ -90,7 +92,7 @@ def table(path: str | Path, runs: bool = False) -> pl.DataFrame:
     Units stand in the names, intervals are of 95 % (`_low`, `_high`); null is "not measured". Raises RunNotFound and
     RunDamaged.
     """
-    folder = Path(path)
+    folder = find_sweep(Path(path))
     if (folder / "fleet.json").exists():
         from stepscope.experiments.fleet.scheduling import FleetFolder, fleet_results
 
@@ -105,7 +107,7 @@ def scores(path: str | Path, against: str | None = None) -> list[Score]:
 
     against: a stored device of `listed()` or a result file; the first stored device by default.
     """
-    return result_scores(read_results(Path(path)), against)
+    return result_scores(results(path), against)
 
 
 def page(path: str | Path, out: str | Path | None = None, *, against: str | None = None, models: bool = False) -> Path:
@@ -114,7 +116,7 @@ def page(path: str | Path, out: str | Path | None = None, *, against: str | None
     models: also what papers print of the models, corrected. Raises RunNotFound, MissingDependency without the extra
     `report`, OutputNotWritable.
     """
-    folder = Path(path)
+    folder = find_sweep(Path(path))
     return write_page(read_results(folder), against, models, default_page(folder) if out is None else Path(out))
 
 
@@ -125,7 +127,7 @@ def export(path: str | Path, to: str = "result", out: str | Path | None = None, 
     a run in csv and parquet. Raises UnknownName, UsageError, RunNotFound and OutputNotWritable.
     """
     refuse_export(to, runs)
-    folder = Path(path)
+    folder = find_sweep(Path(path))
     return write_export(read_results(folder), to, default_export(folder, to) if out is None else Path(out), runs)
 
 
@@ -183,14 +185,13 @@ def write_page(results: Results, against: str | None, models: bool, out: Path) -
     """Write the sweep as a page; return its path."""
     from stepscope.experiments.suite.results import published_figure_rows, settings_table
     from stepscope.report.html import write_text
-    from stepscope.report.suite_page import render
-    from stepscope.report.suite_tables import setting_notes
+    from stepscope.report.suite_report import render, setting_notes
 
     frame = settings_table(results)
     facts = [("Sweep", results_heading(results)[0]), *(("", line) for line in results_heading(results)[1:])]
-    found = [(score_line(result), result.parts) for result in result_scores(results, against)]
-    shown = published_figure_rows(results) if models else ()
-    return write_text(out, render(results.name, facts, frame, setting_notes(frame), found, shown))
+    score_sentences = [(score_line(result), result.parts) for result in result_scores(results, against)]
+    figure_rows = published_figure_rows(results) if models else ()
+    return write_text(out, render(results.name, facts, frame, setting_notes(frame), score_sentences, figure_rows))
 
 
 def results_heading(results: Results) -> list[str]:
@@ -218,8 +219,12 @@ def result_scores(results: Results, against: str | None) -> list[Score]:
     if name is None:
         return []
     other = read_reference(name)
-    found = [score(results, other), score(results, other, "energy_per_sample_j")]
-    return [result for result in found if result.value is not None or (against is not None and result is found[0])]
+    speed_and_energy = [score(results, other), score(results, other, "energy_per_sample_j")]
+    return [
+        result
+        for result in speed_and_energy
+        if result.value is not None or (against is not None and result is speed_and_energy[0])
+    ]
 
 
 def score_line(result: Score) -> str:
@@ -255,7 +260,7 @@ def write_export(results: Results, to: str, out: Path, runs: bool) -> Path:
     from stepscope.experiments.engine.folder import translate_sweep_write_errors
     from stepscope.experiments.suite.results import runs_table, save_results, settings_table
     from stepscope.report.exports.csv import without_formulas
-    from stepscope.report.suite_tables import markdown, mlperf_log_lines
+    from stepscope.report.suite_report import markdown, mlperf_log_lines
 
     if to == "result":
         save_results(results, out)

@@ -114,16 +114,16 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> tuple[Finding
     request = _as_recorded(request, run.meta)
     orders = {**request.orders(), "facts": {}, "what_if": True}
     settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
-    kept = StudyFolder(folder, STUDY, settings, where=measured_on())
-    with kept.locked(), _progress(progress) as tell:
-        found = WhatIf(
+    study_folder = StudyFolder(folder, STUDY, settings, where=measured_on())
+    with study_folder.locked(), _progress(progress) as tell:
+        experiment = WhatIf(
             lambda: RestartingTraining(orders, folder / "runs" / "0.txt", {}), parts_of(run), 60 * request.minutes,
             ExperimentStore(tell=tell), recorded_facts(run.meta),
         )  # fmt: skip
-        found.run()
+        experiment.run()
     why = "" if ceilings_of(run) else why_no_ceilings(run)
-    findings = judge_parts(found, f"What {request.subject} would gain if", why)
-    return _write_findings(replace(findings, study=STUDY), request, kept, folder), found
+    findings = judge_parts(experiment, f"What {request.subject} would gain if", why)
+    return _write_findings(replace(findings, study=STUDY), request, study_folder, folder), experiment
 
 
 def _as_recorded(request: TuneRequest, meta: Mapping[str, Any]) -> TuneRequest:
@@ -170,18 +170,20 @@ def _answer(
     from stepscope.experiments.tune.pair_statistics import ExperimentStore, TuneRules
 
     settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
-    kept = StudyFolder(folder, "tune", settings, sources, measured_on())
+    study_folder = StudyFolder(folder, "tune", settings, sources, measured_on())
     rules = TuneRules(60 * request.minutes, request.for_, request.only, request.not_)
-    with kept.locked(), _progress(progress) as tell:
-        tuning = Tuning(open_training, rules, ExperimentStore(kept.store_result, kept.results(), tell), apart=apart)
+    with study_folder.locked(), _progress(progress) as tell:
+        tuning = Tuning(
+            open_training, rules, ExperimentStore(study_folder.store_result, study_folder.results(), tell), apart=apart
+        )
         tuning.run()
     title = f"What makes {request.subject} faster" if request.for_ == "time" else f"Changes to {request.subject}"
     gpu = tuning.facts.get("gpu")
-    found = replace(judge(tuning, title), study="tune", device=f"{gpu} (cuda)" if gpu else "")
-    return _write_findings(found, request, kept, folder), tuning
+    findings = replace(judge(tuning, title), study="tune", device=f"{gpu} (cuda)" if gpu else "")
+    return _write_findings(findings, request, study_folder, folder), tuning
 
 
-def _write_findings(findings: Findings, request: TuneRequest, kept: Any, folder: Path) -> Findings:
+def _write_findings(findings: Findings, request: TuneRequest, study_folder: Any, folder: Path) -> Findings:
     """Return the findings with what they are of, once they, their figures and their page are written.
 
     Of a workload that is its batch size as well, given or its own: what was measured holds for no other.
@@ -200,7 +202,7 @@ def _write_findings(findings: Findings, request: TuneRequest, kept: Any, folder:
         versions=versions(),
         command=request.command_line("stepscope", "tune", out=folder),
     )
-    kept.store_findings(findings)
+    study_folder.store_findings(findings)
     write_pictures(findings, lambda: _charts(findings), folder, ("png", "svg", "pdf"))
     return findings
 
@@ -257,10 +259,10 @@ def _tune_step(
     from stepscope.experiments.tune.changes import refuse_unknown
     from stepscope.experiments.tune.training_state import RandomNumbers
 
-    known = {"minutes", "for_", "only", "not_"}
-    unknown = [name for name in settings if name not in known]
+    setting_names = {"minutes", "for_", "only", "not_"}
+    unknown = [name for name in settings if name not in setting_names]
     if unknown:
-        raise UnknownName("setting of a tuned loop", unknown[0], known)
+        raise UnknownName("setting of a tuned loop", unknown[0], setting_names)
     name = getattr(step, "__name__", "loop")
     _refuse_other_arguments(step, name)
     request = TuneRequest.from_settings({"target": name, **settings}, "tune")
@@ -282,13 +284,13 @@ def _tune_step(
 
 
 @contextmanager
-def _progress(wanted: bool) -> Iterator[Tell]:
+def _progress(visible: bool) -> Iterator[Tell]:
     """A line on stderr that says what is tried and how much of the time is used; drawn at most twice a second."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True, highlight=False)
-    if not wanted:
+    if not visible:
         yield lambda what, share: None
         return
     if not console.is_terminal:

@@ -46,8 +46,11 @@ def fit_workload(
     priced in FLOPs; the command measures seconds. Bytes throughout. Raises UnknownName and UsageError. `stepscope.fit`
     asks the same of a model of yours.
     """
-    job = workload_job(workloads.find(workload) if isinstance(workload, str) else workload, optimizer)
+    if isinstance(workload, str):
+        workload = workloads.find(workload)
+    job = workload_job(workload, optimizer)
     size = job.default_batch if batch is None else batch
+    workload.refuse_small_batch(size)
     question = question_of(job, size, memory, board, allocator, options)
     return replace(predict_fit(question), plan=make_plan(question) if plan else None)
 
@@ -65,8 +68,8 @@ def fit_script(
     arguments: the script's own. Raises UsageError where the script cannot be followed.
     """
     limit = requested_limit(memory, board, here=memory is None and board is None)
-    known = partial(measured_environment, allocator)
-    return predict_script_fit(str(script), list(arguments), limit, allocator, *(() if board else (known,)))
+    environment = partial(measured_environment, allocator)
+    return predict_script_fit(str(script), list(arguments), limit, allocator, *(() if board else (environment,)))
 
 
 def workload_facts(*names: str, tier: str | None = None) -> list[dict[str, Any]]:
@@ -101,18 +104,16 @@ def workload_rows(chosen: Sequence[Workload], counting: Counting = lambda new: n
 
     counting: is handed the workloads that have to be counted now, and gives them back one after the other.
     """
-    known, file = _shipped_rows(), None
-    if any(workload.name not in known for workload in chosen):
+    rows, file = _shipped_rows(), None
+    if any(workload.name not in rows for workload in chosen):
         file = _cache_file()
-        known = {**({} if file is None else read_json_object(file)), **known}
-    new = [workload for workload in chosen if workload.name not in known or not _is_ours(workload)]
+        rows = {**({} if file is None else read_json_object(file)), **rows}
+    new = [workload for workload in chosen if workload.name not in rows or not _is_ours(workload)]
     for workload in counting(new):
-        known[workload.name] = count_workload(workload)
+        rows[workload.name] = count_workload(workload)
     if new and file is not None:
-        _write_cache(file, known)
-    return [
-        {**known[workload.name], "data": workload.data.name, "data_kind": workload.data.kind} for workload in chosen
-    ]
+        _write_cache(file, rows)
+    return [{**rows[workload.name], "data": workload.data.name, "data_kind": workload.data.kind} for workload in chosen]
 
 
 def counting_digest() -> str:
@@ -130,7 +131,7 @@ def _shipped_rows() -> dict[str, Any]:
 def _is_ours(workload: Workload) -> bool:
     """A workload of the user's may change without any file of ours changing: it is counted each time."""
     modules = [module for name, module in sys.modules.items() if name.startswith(f"{workloads.__name__}.")]
-    return any(workload is known for module in modules for known in getattr(module, "WORKLOADS", ()))
+    return any(workload is ours for module in modules for ours in getattr(module, "WORKLOADS", ()))
 
 
 def _cache_file() -> Path | None:

@@ -59,7 +59,7 @@ def command_names() -> list[str]:
 def load_commands(name: str | None = None) -> list[Command]:
     """Return every subcommand in order of its name, or the named one alone."""
     stems = _file_by_command()
-    return [_load_command(stem) for known, stem in sorted(stems.items()) if name in (None, known)]
+    return [_load_command(stem) for stem_name, stem in sorted(stems.items()) if name in (None, stem_name)]
 
 
 def _file_by_command() -> dict[str, str]:

@@ -153,18 +153,18 @@ def _require_known_command(arguments: list[str]) -> str | None:
 def _option_refusal(error: Any, arguments: Sequence[str]) -> StepscopeError:
     """Return the refusal in the place of one of the library that parses options, in the words of all others."""
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
-    called = context.command_path if context is not None else "stepscope"
-    usage = f"{called} -h lists the options"
+    command = context.command_path if context is not None else "stepscope"
+    usage = f"{command} -h lists the options"
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities") and context is not None:
-        return UsageError(f"{called} has no option {option}", _option_hint(option, called, context) or usage)
+        return UsageError(f"{command} has no option {option}", _option_hint(option, command, context) or usage)
     if option is not None and context is None:  # it is the last word, and no command is told
         return UsageError(f"{option} needs a value", f"{_typed_command(arguments)} -h lists the options")
     about = str(getattr(parameter, "help", None) or "").rstrip(".")
     if about and not about[1:2].isupper():
         about = about[0].lower() + about[1:]
     if parameter is not None and not error.message and parameter.param_type_name == "argument":
-        return UsageError(f"{called} needs {parameter.name.upper()}: {about}", _option_value_hint(arguments) or usage)
+        return UsageError(f"{command} needs {parameter.name.upper()}: {about}", _option_value_hint(arguments) or usage)
     message = error.format_message().rstrip(".")
     if parameter is not None and not error.message:
         message += f": {about}"
@@ -178,16 +178,16 @@ def _typed_command(arguments: Sequence[str]) -> str:
     return " ".join(["stepscope", command, *named])
 
 
-def _option_hint(option: str, called: str, context: Any) -> str:
+def _option_hint(option: str, command: str, context: Any) -> str:
     """Return the option that was meant, and where those of a script go."""
-    known = [name.removeprefix("--") for param in context.command.params for name in param.opts if name[:2] == "--"]
+    options = [name.removeprefix("--") for param in context.command.params for name in param.opts if name[:2] == "--"]
     arguments = [param.name for param in context.command.params if param.param_type_name == "argument"]
     if option.lstrip("-").replace("-", "_") in arguments:
-        return f"it has no name: {called} {option.lstrip('-').upper()}"
-    near = str(UnknownName("option", option.lstrip("-"), known).hint)
-    said = re.sub(r"(mean|or) (?=\w)", r"\1 --", near) if near.startswith("did you mean") else ""
-    of_a_script = f"options of a script go after its name: {called} train.py {option}"
-    return " ".join(part for part in (said, of_a_script * (called in _TAKE_SCRIPTS)) if part)
+        return f"it has no name: {command} {option.lstrip('-').upper()}"
+    near = str(UnknownName("option", option.lstrip("-"), options).hint)
+    nearest = re.sub(r"(mean|or) (?=\w)", r"\1 --", near) if near.startswith("did you mean") else ""
+    of_a_script = f"options of a script go after its name: {command} train.py {option}"
+    return " ".join(part for part in (nearest, of_a_script * (command in _TAKE_SCRIPTS)) if part)
 
 
 def _option_value_hint(arguments: Sequence[str]) -> str:

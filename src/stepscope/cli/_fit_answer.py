@@ -9,7 +9,7 @@ from rich.text import Text
 
 from stepscope.errors import StepscopeError
 from stepscope.report.table import Cell, Column, Table, terminal_table
-from stepscope.report.text_tables import labelled
+from stepscope.report.terminal_tables import labelled
 from stepscope.units import bytes_, category_label, estimate, interval, join_interval, percent, plural
 
 if TYPE_CHECKING:
@@ -33,69 +33,71 @@ _COLOURS = {"fits": "green", **_DOUBTFUL, "does not fit": "red"}
 _OPTIONS = 4  # of those that need less, without -v
 
 
-def print_answer(console: Console, found: FitResult, verbose: bool = False) -> None:
+def print_answer(console: Console, answer: FitResult, verbose: bool = False) -> None:
     """Verdict first, then where the bytes are, then what would help."""
-    batch = f", batch {found.batch}" if found.batch else ""
-    console.print(Text(f"{found.name}{batch}"))
-    if found.limit is not None and found.verdict is not None:
-        limit = f"The limit is {bytes_(found.limit.bytes)} ({found.limit.source})."
-        console.print(Text.assemble((_VERDICT_TEXTS[found.verdict], f"bold {_COLOURS[found.verdict]}"), f" {limit}"))
-    console.print(*_facts(found), sep="\n")
-    console.print(_peak_table(found, verbose))
-    if found.options:
-        console.print(*_options(found, verbose), sep="\n")
-    if found.not_modelled:
-        console.print(Text(f"Workspace not known, counted as 0: {', '.join(sorted(found.not_modelled))}"))
-    for note in found.notes:
+    batch = f", batch {answer.batch}" if answer.batch else ""
+    console.print(Text(f"{answer.name}{batch}"))
+    if answer.limit is not None and answer.verdict is not None:
+        limit = f"The limit is {bytes_(answer.limit.bytes)} ({answer.limit.source})."
+        console.print(Text.assemble((_VERDICT_TEXTS[answer.verdict], f"bold {_COLOURS[answer.verdict]}"), f" {limit}"))
+    console.print(*_facts(answer), sep="\n")
+    console.print(_peak_table(answer, verbose))
+    if answer.options:
+        console.print(*_options(answer, verbose), sep="\n")
+    if answer.not_modelled:
+        console.print(Text(f"Workspace not known, counted as 0: {', '.join(sorted(answer.not_modelled))}"))
+    for note in answer.notes:
         console.print(Text(f"- {note}", style="dim"))
-    console.print(Text(f"{found.method}, {found.platform}, allocator {found.allocator}", style="dim"))
+    console.print(Text(f"{answer.method}, {answer.platform}, allocator {answer.allocator}", style="dim"))
 
 
-def _facts(found: FitResult) -> Iterator[RenderableType]:
+def _facts(answer: FitResult) -> Iterator[RenderableType]:
     """Peak of the process, the largest batch, and who reaches the peak."""
-    ends = join_interval(bytes_(found.process.low), bytes_(found.process.high))
-    name = "process peak" if found.live.reserved is None else "GPU memory"
-    text = f"at least {bytes_(found.process.low)}" if found.at_least else f"{bytes_(found.process.middle)} {ends}"
-    yield labelled(name, f"{text}, {bytes_(found.peak_bytes)} of it tensors")
-    if found.live.reserved is not None:
-        yield labelled("reserved", f"{interval(*found.live.reserved, 'B')} by the caching allocator")
-    if found.largest_batch is not None:
-        sample_note = f"; each sample takes {bytes_(found.bytes_per_sample)}" if found.bytes_per_sample else ""
-        yield labelled("largest batch", f"{_largest_batch(found)}{sample_note}")
-    where = f"layer '{found.peak_module}'" if found.peak_module else "no layer"
-    yield labelled("reached by", f"{found.peak_op} of {where}, in {found.live.phase}")
-    if found.scenes:
-        decides = max(found.scenes, key=lambda scene: scene.bytes)
-        peaks = ", ".join(f"{scene.name} {bytes_(scene.bytes)}" for scene in found.scenes)
+    ends = join_interval(bytes_(answer.process.low), bytes_(answer.process.high))
+    name = "process peak" if answer.live.reserved is None else "GPU memory"
+    text = f"at least {bytes_(answer.process.low)}" if answer.at_least else f"{bytes_(answer.process.middle)} {ends}"
+    yield labelled(name, f"{text}, {bytes_(answer.peak_bytes)} of it tensors")
+    if answer.live.reserved is not None:
+        yield labelled("reserved", f"{interval(*answer.live.reserved, 'B')} by the caching allocator")
+    if answer.largest_batch is not None:
+        sample_note = f"; each sample takes {bytes_(answer.bytes_per_sample)}" if answer.bytes_per_sample else ""
+        yield labelled("largest batch", f"{_largest_batch(answer)}{sample_note}")
+    where = f"layer '{answer.peak_module}'" if answer.peak_module else "no layer"
+    yield labelled("reached by", f"{answer.peak_op} of {where}, in {answer.live.phase}")
+    if answer.scenes:
+        decides = max(answer.scenes, key=lambda scene: scene.bytes)
+        peaks = ", ".join(f"{scene.name} {bytes_(scene.bytes)}" for scene in answer.scenes)
         yield labelled("tensors while", f"{peaks}: {decides.name} decides")
-    if found.stopped:
-        yield labelled("no dry run", found.stopped)
-    if found.unsure:
-        yield labelled("not certain", *found.unsure)
+    if answer.stopped:
+        yield labelled("no dry run", answer.stopped)
+    if answer.unsure:
+        yield labelled("not certain", *answer.unsure)
 
 
-def _largest_batch(found: FitResult) -> str:
+def _largest_batch(answer: FitResult) -> str:
     """The largest that fits at the upper end of the interval; behind it the largest at its middle."""
-    likely = found.likely_batch if found.likely_batch and found.likely_batch > (found.largest_batch or 0) else None
-    if not found.largest_batch:
+    likely = answer.likely_batch if answer.likely_batch and answer.likely_batch > (answer.largest_batch or 0) else None
+    if not answer.largest_batch:
         return "none is certain to fit" + (f"; {likely:,} likely fits" if likely else "")
-    return f"{found.largest_batch:,}" + (f" ({likely:,} likely fits)" if likely else "")
+    return f"{answer.largest_batch:,}" + (f" ({likely:,} likely fits)" if likely else "")
 
 
-def _peak_table(found: FitResult, verbose: bool) -> RenderableType:
+def _peak_table(answer: FitResult, verbose: bool) -> RenderableType:
     """Bytes at the peak by category, the largest first; those that round to nothing are one row without -v."""
-    total = found.process.middle
-    rows = sorted(found.breakdown.items(), key=lambda row: -row[1])
+    total = answer.process.middle
+    rows = sorted(answer.breakdown.items(), key=lambda row: -row[1])
     listed = [row for row in rows if verbose or row[1] >= _SMALL * total]
-    low, high = found.process.empty_process
+    low, high = answer.process.empty_process
     cells = []
     for name, size in listed:
         ends = name in ("CUDA context", "empty process") and low < high
-        said = estimate(size, low, high, "B") if ends else bytes_(size)
-        cells.append((Cell(category_label(name)), Cell(said), Cell(percent(size / total))))
-    rest = [size for name, size in rows if (name, size) not in listed]
-    if rest:
-        cells.append((Cell(plural(len(rest), "other")), Cell(bytes_(sum(rest))), Cell(percent(sum(rest) / total))))
+        names = estimate(size, low, high, "B") if ends else bytes_(size)
+        cells.append((Cell(category_label(name)), Cell(names), Cell(percent(size / total))))
+    others = [size for name, size in rows if (name, size) not in listed]
+    if others:
+        cells.append(
+            (Cell(plural(len(others), "other")), Cell(bytes_(sum(others))), Cell(percent(sum(others) / total)))
+        )
     return terminal_table(Table("peak", (_name_column("at the peak"), Column(""), Column("share")), cells), "list")
 
 
@@ -106,10 +108,10 @@ def _name_column(title: str) -> Column:
 _SMALL = 0.005  # of the peak
 
 
-def _options(found: FitResult, verbose: bool) -> Iterator[RenderableType]:
+def _options(answer: FitResult, verbose: bool) -> Iterator[RenderableType]:
     """What needs less, the most first: a row each, and beneath it what it costs."""
-    listed = found.options if verbose else found.options[:_OPTIONS]
-    peak = "process peak" if found.live.reserved is None else "GPU memory"
+    listed = answer.options if verbose else answer.options[:_OPTIONS]
+    peak = "process peak" if answer.live.reserved is None else "GPU memory"
     titles = (
         _name_column("what needs less memory (simulated)"),
         *map(Column, (peak, "less", "FLOPs")),
@@ -117,9 +119,9 @@ def _options(found: FitResult, verbose: bool) -> Iterator[RenderableType]:
     )
     rows = [row for option in listed for row in (_option_row(option), (Cell(f"  {option.price}", style="dim"),))]
     yield from (Text(""), terminal_table(Table("options", titles, rows), "list"))
-    if len(listed) < len(found.options):
-        yield Text(f"{len(found.options) - len(listed)} more: stepscope fit {found.name} ... -v", style="dim")
-    if found.verdict == "does not fit" and not any(option.verdict == "fits" for option in found.options):
+    if len(listed) < len(answer.options):
+        yield Text(f"{len(answer.options) - len(listed)} more: stepscope fit {answer.name} ... -v", style="dim")
+    if answer.verdict == "does not fit" and not any(option.verdict == "fits" for option in answer.options):
         yield Text("None of them alone is enough: --plan tries them together.")
 
 
@@ -169,17 +171,17 @@ def _seconds(ends: tuple[float, float]) -> str:
     return estimate(sum(ends) / 2, *ends, "s")
 
 
-def print_trades(console: Console, traded: Sequence[AllocatorTrade], found: FitResult) -> None:
+def print_trades(console: Console, trades: Sequence[AllocatorTrade], answer: FitResult) -> None:
     """A line an allocator, the default first: peak and time with their spread, and the difference to the default."""
     titles = ("", "process peak", "", "predicted peak", "CPU time", "")
-    rows = [tuple(map(Cell, _trade_row(trade, traded[0]))) for trade in traded]
+    rows = [tuple(map(Cell, _trade_row(trade, trades[0]))) for trade in trades]
     table = Table("allocators", tuple(Column(title, False) for title in titles), rows)
     console.print(terminal_table(table, "bold list", title="allocators, measured on this step"))
-    for within, said in ((True, "within"), (False, "above")) if found.limit is not None else ():
-        names = [trade.cost.allocator for trade in traded if trade.within_limit is within]
+    for within, text in ((True, "within"), (False, "above")) if answer.limit is not None else ():
+        names = [trade.cost.allocator for trade in trades if trade.within_limit is within]
         if names:
-            console.print(f"{said} the limit: {', '.join(names)}")
-    for trade in traded:
+            console.print(f"{text} the limit: {', '.join(names)}")
+    for trade in trades:
         if trade.cost.missing:
             console.print(f"{trade.cost.allocator}: {_missing(trade)}")
 
@@ -221,8 +223,8 @@ _NEAR = 2.0  # a limit further above the peak than this would only make the draw
 
 
 def draw_figures(
-    folder: Path, forms: Sequence[str], found: FitResult, question: JobQuestion | None, beside: Sequence[Job],
-    traded: Sequence[AllocatorTrade],
+    folder: Path, forms: Sequence[str], answer: FitResult, question: JobQuestion | None, beside: Sequence[Job],
+    trades: Sequence[AllocatorTrade],
 ) -> list[Path]:  # fmt: skip
     """Write every picture that the answer has data for; the paths.
 
@@ -230,12 +232,12 @@ def draw_figures(
     """
     from stepscope.report.figures import write_chart
 
-    if found.events is None or found.events.is_empty():
-        raise StepscopeError(f"there is no dry run of {found.name} to draw: {found.stopped}", "leave --figures out")
-    pictures = [*_step_pictures(found), *_trade_pictures(found, traded), *_plan_pictures(found)]
+    if answer.events is None or answer.events.is_empty():
+        raise StepscopeError(f"there is no dry run of {answer.name} to draw: {answer.stopped}", "leave --figures out")
+    pictures = [*_step_pictures(answer), *_trade_pictures(answer, trades), *_plan_pictures(answer)]
     if question is not None:
-        pictures += [*_model_pictures(question, beside), *_option_pictures(found, question)]
-    stem = found.name.replace(":", "-").replace("/", "-")
+        pictures += [*_model_pictures(question, beside), *_option_pictures(answer, question)]
+    stem = answer.name.replace(":", "-").replace("/", "-")
     return [
         write_chart(chart, description, folder, f"{name}-{stem}", form)
         for name, chart, description in pictures
@@ -243,16 +245,16 @@ def draw_figures(
     ]
 
 
-def _step_pictures(found: FitResult) -> Iterator[Picture]:
+def _step_pictures(answer: FitResult) -> Iterator[Picture]:
     from stepscope.analysis.memory.events import live_by_module, peak
     from stepscope.footprint.chart_data import step_series
     from stepscope.report.charts import memory
 
-    series, limit_mb = step_series(found.events), _tensor_limit(found)
-    near = limit_mb if limit_mb is not None and limit_mb <= _NEAR * found.peak_bytes / 1e6 else None
-    text = f"{found.name}, batch {found.batch}" if found.batch else found.name
+    series, limit_mb = step_series(answer.events), _tensor_limit(answer)
+    near = limit_mb if limit_mb is not None and limit_mb <= _NEAR * answer.peak_bytes / 1e6 else None
+    text = f"{answer.name}, batch {answer.batch}" if answer.batch else answer.name
     yield "fit-step", lambda width: memory.build_dry_step(series, width, near), f"{text}: live tensors over a step"
-    reached = peak(found.events)
+    reached = peak(answer.events)
     if reached is not None:
         modules = live_by_module(reached.tensors)
         yield "fit-modules", lambda width: memory.build_treemap(modules, width), f"{text}: the peak by module"
@@ -278,41 +280,41 @@ def _model_pictures(question: JobQuestion, beside: Sequence[Job]) -> Iterator[Pi
     yield "fit-batches", lambda width: memory.build_batches(rows, width), "live tensors at the peak by batch"
 
 
-def _option_pictures(found: FitResult, question: JobQuestion) -> Iterator[Picture]:
+def _option_pictures(answer: FitResult, question: JobQuestion) -> Iterator[Picture]:
     """Batches against options, where a limit was given."""
     from stepscope.footprint import chart_data
     from stepscope.report.charts import memory
 
     if question.limit is None:
         return
-    names = [option.name for option in found.options if "accumulated" not in option.name]
+    names = [option.name for option in answer.options if "accumulated" not in option.name]
     rows = chart_data.options_by_batch(question, question.limit, names, chart_data.batches_around(question.batch))
-    text = f"{found.name}: peak of the process against a limit of {bytes_(question.limit.bytes)}"
+    text = f"{answer.name}: peak of the process against a limit of {bytes_(question.limit.bytes)}"
     yield "fit-options", lambda width: memory.build_options(rows, width), text
 
 
-def _trade_pictures(found: FitResult, traded: Sequence[AllocatorTrade]) -> Iterator[Picture]:
+def _trade_pictures(answer: FitResult, trades: Sequence[AllocatorTrade]) -> Iterator[Picture]:
     from stepscope.footprint.prediction_trials import trade_frame
     from stepscope.report.charts import memory
 
-    rows = trade_frame(traded)
+    rows = trade_frame(trades)
     if not rows.is_empty():
-        text = f"{found.name}: what each allocator costs, measured"
+        text = f"{answer.name}: what each allocator costs, measured"
         yield "fit-allocators", lambda width: memory.build_allocators(rows, width), text
 
 
-def _plan_pictures(found: FitResult) -> Iterator[Picture]:
+def _plan_pictures(answer: FitResult) -> Iterator[Picture]:
     from stepscope.report.charts import memory
 
-    plan = found.plan
+    plan = answer.plan
     if plan is not None and plan.candidates:
-        limit = None if found.limit is None else found.limit.bytes / 1e6
-        rows, said = plan.frame(), f"{found.name}: memory against time of a step"
-        yield "fit-plan", lambda width: memory.build_plan(rows, width, limit), said
+        limit = None if answer.limit is None else answer.limit.bytes / 1e6
+        rows, text = plan.frame(), f"{answer.name}: memory against time of a step"
+        yield "fit-plan", lambda width: memory.build_plan(rows, width, limit), text
 
 
-def _tensor_limit(found: FitResult) -> float | None:
+def _tensor_limit(answer: FitResult) -> float | None:
     """Return what a limit leaves for live tensors, MB, beside the empty process and the allocator."""
-    if found.limit is None:
+    if answer.limit is None:
         return None
-    return (found.limit.bytes - (found.process.middle - found.peak_bytes)) / 1e6
+    return (answer.limit.bytes - (answer.process.middle - answer.peak_bytes)) / 1e6

@@ -13,7 +13,14 @@ from zlib import crc32
 
 import polars as pl
 
-from stepscope.analysis.forecast import WATCH_EVERY, WATCHED, Forecast, forecast, watch_starts, watched_step_flags
+from stepscope.analysis.forecast import (
+    MEASURED_STEPS,
+    WATCH_EVERY,
+    Forecast,
+    forecast,
+    watch_starts,
+    watched_step_flags,
+)
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.pauses import steps_and_pauses
 from stepscope.analysis.run import Run
@@ -39,37 +46,39 @@ def follow_forecasts(
 
     After each of the first twenty blocks, then where a tenth more have come, and after the last one.
     """
-    seen, due, seed = 0, 1, crc32(path.name.encode())  # places of its own in each run
+    last_block, due, seed = 0, 1, crc32(path.name.encode())  # places of its own in each run
     chosen = partial(watched_step_flags, seed=seed)
     while True:
         run = Run(path)
         running = run.status == "running"
-        made = len(steps_after_warmup(run))
-        ends = watch_starts(made // WATCH_EVERY + 1, seed) + WATCHED
-        ends = ends[ends <= made]
+        step_count = len(steps_after_warmup(run))
+        ends = watch_starts(step_count // WATCH_EVERY + 1, seed) + MEASURED_STEPS
+        ends = ends[ends <= step_count]
         last = 0 if running else len(ends)
-        for block in range(seen + 1, len(ends) + 1):
+        for block in range(last_block + 1, len(ends) + 1):
             if block >= due or block == last:
-                upto = int(ends[block - 1])
-                yield ForecastUpdate(upto, forecast(run, steps, battery_j, carbon_g_per_j, chosen, upto))
-                due, seen = block + max(1, block // _TENTH), block
+                end = int(ends[block - 1])
+                yield ForecastUpdate(end, forecast(run, steps, battery_j, carbon_g_per_j, chosen, end))
+                due, last_block = block + max(1, block // _TENTH), block
         if not running:
             return
         time.sleep(_POLL_S)
 
 
 def start_training(arguments: Sequence[str], out: Path) -> tuple[subprocess.Popen[bytes], Path]:
-    """Start `stepscope run` in a process of its own: (process, run folder). Raises StepscopeError if it ends first."""
+    """Start `stepscope run` in a process of its own: (process, run folder). Raises StepscopeError if it ends first.
+
+    It shares our stderr: what it refuses, or what its training raises, is said there by itself.
+    """
     before = set(out.glob("*/run.json"))
     command = [sys.executable, "-m", "stepscope", "run", *arguments, "--quiet", "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while True:
         new = set(out.glob("*/run.json")) - before
         if new:
             return process, new.pop().parent
         if process.poll() is not None:
-            said = process.stderr.read().decode(errors="replace").strip() if process.stderr else ""
-            raise StepscopeError(f"the training did not start: {said}", f"try `stepscope run {' '.join(arguments)}`")
+            raise StepscopeError("the training did not start", f"try `stepscope run {' '.join(arguments)}`")
         time.sleep(0.05)
 
 

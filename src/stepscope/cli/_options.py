@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import inspect
 import io
@@ -35,9 +36,21 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, 
 
 
 def replace_unprintable_output() -> None:
-    """Let stdout write "?" for a character that its encoding lacks; not where a script of the user's writes there."""
+    """Let stdout write plain signs for those that its encoding lacks; not where a script of the user's writes there."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")
+        codecs.register_error("stepscope", _plain_signs)
+        sys.stdout.reconfigure(errors="stepscope")
+
+
+_PLAIN_SIGNS = str.maketrans("█▇▆▅▄▃▂▁■▲▼·…×µ°–—“”‘’", "##+=-:._*^v|~xu'--\"\"''")  # as wide: bars stay bars
+
+
+def _plain_signs(error: UnicodeError) -> tuple[str, int]:
+    """Return what an encoding can write in the place of characters that it lacks: "?" where nothing is like them."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end].translate(_PLAIN_SIGNS)
+    return "".join(sign if sign.isascii() else "?" for sign in lacking), error.end
 
 
 def print_json(answer: Any) -> None:
@@ -68,14 +81,16 @@ def with_privacy_options(command: Callable[..., None]) -> Callable[..., None]:
     options = inspect.signature(_apply_privacy_options, eval_str=True).parameters
 
     @functools.wraps(command)
-    def withholding(**given: Any) -> None:
-        _apply_privacy_options(**{name: given.pop(name) for name in options if name in given})
-        command(**given)
+    def withholding(**values: Any) -> None:
+        _apply_privacy_options(**{name: values.pop(name) for name in options if name in values})
+        command(**values)
 
     own = inspect.signature(command, eval_str=True).parameters.values()
-    known = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *options.values())]
-    withholding.__signature__ = inspect.Signature(known)  # type: ignore[attr-defined]
-    withholding.__annotations__ = {parameter.name: parameter.annotation for parameter in known}
+    signature_parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *options.values())
+    ]
+    withholding.__signature__ = inspect.Signature(signature_parameters)  # type: ignore[attr-defined]
+    withholding.__annotations__ = {parameter.name: parameter.annotation for parameter in signature_parameters}
     return withholding
 
 
@@ -84,18 +99,18 @@ def make_command(request: type[Request], act: Callable[..., None], name: str) ->
 
     Typer hands over text, so that everything is parsed and refused in one place: by the request.
     """
-    known = parameters(request)
+    fields = parameters(request)
     own = list(inspect.signature(act, eval_str=True).parameters.values())[1:]
 
-    def command(**given: Any) -> None:
-        extra = {parameter.name: given.pop(parameter.name, parameter.default) for parameter in own}
+    def command(**values: Any) -> None:
+        extra = {parameter.name: values.pop(parameter.name, parameter.default) for parameter in own}
         act(
-            request.from_settings({field: value for field, value in given.items() if not _is_not_given(value)}, name),
+            request.from_settings({field: value for field, value in values.items() if not _is_not_given(value)}, name),
             **extra,
         )
 
-    shown = [_typer_parameter(parameter) for parameter in known.values() if parameter.option.typed]
-    options = [*shown, *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own)]
+    typed_parameters = [_typer_parameter(parameter) for parameter in fields.values() if parameter.option.typed]
+    options = [*typed_parameters, *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own)]
     command.__name__, command.__doc__ = name.replace("-", "_"), request.__doc__
     command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     command.__annotations__ = {option.name: option.annotation for option in options}
@@ -121,8 +136,8 @@ def print_wide(*parts: Any, width: int = 120) -> None:
     """Print tables in the terminal's width, or $COLUMNS; in `width` where nobody has a terminal."""
     from rich.console import Console
 
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    Console(highlight=False, width=None if known else width).print(*parts, sep="\n")
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    Console(highlight=False, width=None if has_width else width).print(*parts, sep="\n")
 
 
 def _is_not_given(value: Any) -> bool:

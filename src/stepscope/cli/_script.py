@@ -50,12 +50,12 @@ def run_with_common_options(words: Sequence[str]) -> int | None:
 
 def parse_common_options(words: Sequence[str]) -> tuple[RunRequest, bool] | None:
     """Return the request and whether it is a quiet one; None where a word is none of the usual ones."""
-    known = parameters(RunRequest)
-    options = {name: p for p in known.values() if not p.option.argument for name in (p.flag, p.option.short) if name}
-    given: dict[str, object] = {}
-    left, quiet = list(words), False
-    while left and left[0].startswith("-") and left[0] != "-":
-        word, equals, value = left.pop(0).partition("=")
+    fields = parameters(RunRequest)
+    options = {name: p for p in fields.values() if not p.option.argument for name in (p.flag, p.option.short) if name}
+    settings: dict[str, object] = {}
+    remaining, quiet = list(words), False
+    while remaining and remaining[0].startswith("-") and remaining[0] != "-":
+        word, equals, value = remaining.pop(0).partition("=")
         turned_off = word.startswith("--no-") and f"--{word[5:]}" in options
         option = options.get(f"--{word[5:]}" if turned_off else word)
         if word in _QUIET and not equals:
@@ -65,22 +65,24 @@ def parse_common_options(words: Sequence[str]) -> tuple[RunRequest, bool] | None
         elif option.type is bool:
             if equals:
                 return None
-            given[option.name] = not turned_off
-        elif equals or left:
-            text = value if equals else left.pop(0)
+            settings[option.name] = not turned_off
+        elif equals or remaining:
+            text = value if equals else remaining.pop(0)
             if option.many:
-                before = given.get(option.name, ())
-                given[option.name] = (*before, text) if isinstance(before, tuple) else text
+                before = settings.get(option.name, ())
+                settings[option.name] = (*before, text) if isinstance(before, tuple) else text
             else:
-                given[option.name] = text
+                settings[option.name] = text
         else:
             return None
-    if not left or not (given.get("module") or is_script(left[0])):
+    if not remaining or not (settings.get("module") or is_script(remaining[0])):
         return None
-    if any(word == "--" or word.partition("=")[0] in (*options, *_QUIET) for word in left[1:]):
+    if any(word == "--" or word.partition("=")[0] in (*options, *_QUIET) for word in remaining[1:]):
         return None
     try:
-        return RunRequest.from_settings({**given, "target": left[0], "arguments": tuple(left[1:])}, "run"), quiet
+        return RunRequest.from_settings(
+            {**settings, "target": remaining[0], "arguments": tuple(remaining[1:])}, "run"
+        ), quiet
     except StepscopeError:
         return None
 
@@ -98,11 +100,13 @@ def settings_of(request: RunRequest) -> Settings:
     from stepscope.record.settings import Metering, Settings, parse_max_disk
 
     if request.period > _LONGEST_PERIOD_S:
-        given = f"{request.period:g}"
-        raise UsageError(f"--period {given}: {given} s is longer than most steps", f"did you mean --period {given}ms?")
+        period = f"{request.period:g}"
+        raise UsageError(
+            f"--period {period}: {period} s is longer than most steps", f"did you mean --period {period}ms?"
+        )
     metering = Metering(characterise=request.characterise, dither=request.dither)
     if request.plug or request.meter_command or request.power_model is not None:
-        from stepscope.experiments.single_run import parse_metering
+        from stepscope.experiments.energy_resolution import parse_metering
 
         metering = parse_metering(
             request.plug, request.meter_command, request.power_model, request.characterise, request.dither
@@ -194,11 +198,11 @@ def print_run_metrics(path: Path) -> None:
 
 def _refuse_for_a_script(request: RunRequest, hint: str = "give a script its own arguments after its name") -> None:
     """A script decides these itself: to take them in silence would be to lie about the run."""
-    known = parameters(RunRequest)
+    fields = parameters(RunRequest)
     names = ("optimizer", "lr", "device", "seed", "precision", "steps", "until_resolved")
-    given = [known[name].flag for name in names if getattr(request, name) is not None]
-    if given:
-        raise UsageError(f"{', '.join(given)}: of a workload only", hint)
+    flags = [fields[name].flag for name in names if getattr(request, name) is not None]
+    if flags:
+        raise UsageError(f"{', '.join(flags)}: of a workload only", hint)
 
 
 def refuse_logs_without_a_folder(logs: Sequence[Path]) -> None:
@@ -207,8 +211,10 @@ def refuse_logs_without_a_folder(logs: Sequence[Path]) -> None:
             raise UsageError(f"--meter-csv {log}: there is no folder '{log.parent}'", "give the path of the log")
 
 
-def report_run(path: Path, logs: Sequence[Path], quiet: bool, html: bool, of_a_script: bool) -> None:
-    """Finish after a run: add meter logs, print the report, write the page; stdout of a script is left to it."""
+def report_run(
+    path: Path, logs: Sequence[Path], quiet: bool, html: bool, of_a_script: bool, as_json: bool = False
+) -> None:
+    """Finish after a run: add meter logs, print the report, write the page; stdout is left to a script, or to JSON."""
     if logs:
         from stepscope.cli.meter import add_meter_logs
 
@@ -216,7 +222,7 @@ def report_run(path: Path, logs: Sequence[Path], quiet: bool, html: bool, of_a_s
             print_to_stderr(complaint)
     _report_safely(path, quiet, of_a_script)
     if html:
-        _page(path, of_a_script)
+        _page(path, to_stderr=of_a_script or as_json)
 
 
 def _report_safely(path: Path, quiet: bool, of_a_script: bool) -> None:
@@ -258,7 +264,7 @@ def _print_and_write_summary(path: Path, quiet: bool, of_a_script: bool) -> None
 
     from stepscope.analysis.run import Run
     from stepscope.analysis.summary import write_summary
-    from stepscope.report.screen import render
+    from stepscope.report.first_screen import render
 
     run = Run(path)
     if not quiet:
@@ -271,14 +277,14 @@ def _without_steps(run: RunReader) -> str:
     if run.status != "ok":
         return f"stepscope: the script ended before its first training step ({run.meta.get('reason') or run.status})"
     why = next((str(event["message"]) for event in run.events if event.get("kind") == "no-steps"), "")
-    seen = "no training step was seen (a step is a call of optimizer.step()), so nothing was measured"
-    return f"stepscope: {seen}: {why.partition(': ')[2] or why}"
+    sentence = "no training step was seen (a step is a call of optimizer.step()), so nothing was measured"
+    return f"stepscope: {sentence}: {why.partition(': ')[2] or why}"
 
 
-def _page(path: Path, of_a_script: bool) -> None:
+def _page(path: Path, to_stderr: bool) -> None:
     from rich.console import Console
 
     from stepscope.analysis.run import Run
     from stepscope.report.html import write
 
-    Console(stderr=of_a_script).print(f"page: {write(Run(path), path / 'report.html')}", soft_wrap=True)
+    Console(stderr=to_stderr).print(f"page: {write(Run(path), path / 'report.html')}", soft_wrap=True)

@@ -43,11 +43,11 @@ def target_index(args: Sequence[str], takes_value: Mapping[str, bool]) -> int:
     return place
 
 
-def _warn_of_mistyped_options(script: str, rest: Sequence[str], known: Mapping[str, bool]) -> None:
+def _warn_of_mistyped_options(script: str, arguments: Sequence[str], takes_value: Mapping[str, bool]) -> None:
     """Say which of the script's options looks like one of ours: a slip of the finger goes to the script in silence."""
-    ours = [name for name in known if name.startswith("--")]
-    for word in rest[: rest.index("--") if "--" in rest else len(rest)]:
+    ours = [name for name in takes_value if name.startswith("--")]
+    for word in arguments[: arguments.index("--") if "--" in arguments else len(arguments)]:
         name = word.partition("=")[0]
         near = difflib.get_close_matches(name, ours, n=1, cutoff=0.85) if name.startswith("--") else []
-        if near and name not in known:
+        if near and name not in takes_value:
             print_to_stderr(f"{name} is an option of {script}; one of stepscope is {near[0]}")

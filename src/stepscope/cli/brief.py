@@ -21,8 +21,8 @@ def brief(
     """
     from stepscope.api.run_reports import brief as briefly
 
-    said = briefly(run)
+    text = briefly(run)
     if as_json:
-        print_json({"lines": said.splitlines()})
+        print_json({"lines": text.splitlines()})
     else:
-        typer.echo(said, nl=False)
+        typer.echo(text, nl=False)

@@ -23,16 +23,16 @@ def _calibrate(
 
     say = Console(stderr=True, highlight=False)
     with say.status("") as status:
-        done = calibrate_device(request, status.update)
-    for name, why in done.refused.items():
+        outcome = calibrate_device(request, status.update)
+    for name, why in outcome.refused.items():
         say.print(f"not calibrated: {name}: {why}", markup=False)
     if as_json:
-        found = {name: asdict(kept) for name, kept in done.calibrations.items()}
-        print_json({"folder": done.path and done.path.parent, **found})
+        rows = {name: asdict(calibration) for name, calibration in outcome.calibrations.items()}
+        print_json({"folder": outcome.path and outcome.path.parent, **rows})
         return
-    for name, kept in done.calibrations.items():
-        typer.echo(calibration_line(name, asdict(kept)))
-    typer.echo("nothing was kept" if done.path is None else f"kept for this device: {done.path}")
+    for name, calibration in outcome.calibrations.items():
+        typer.echo(calibration_line(name, asdict(calibration)))
+    typer.echo("nothing was kept" if outcome.path is None else f"kept for this device: {outcome.path}")
 
 
 calibrate = make_command(CalibrateRequest, _calibrate, "calibrate")

@@ -48,8 +48,8 @@ def _compare(
 
         if len(comparison.settings) > 1:
             of_layers = len(comparison.run_groups) > 2
-            given = {"--by": request.by, "--what": request.what, "--top": None if of_layers else top}
-            _refuse_options(given, "of one setting; a page and JSON explain the differences of each")
+            options = {"--by": request.by, "--what": request.what, "--top": None if of_layers else top}
+            _refuse_options(options, "of one setting; a page and JSON explain the differences of each")
         print_wide(render(comparison, request.by, top, request.what, verbose))
 
 
@@ -58,10 +58,10 @@ compare = make_command(CompareRequest, _compare, "compare")
 
 def _refuse_options(options: dict[str, Any], where: str) -> None:
     """Raise UsageError if options were given that choose nothing here; where: what they are for."""
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        choose = "chooses" if len(given) == 1 else "choose"
-        raise UsageError(f"{' and '.join(given)} {choose} parts {where}", f"leave {' and '.join(given)} away")
+    names = [name for name, value in options.items() if value is not None]
+    if names:
+        choose = "chooses" if len(names) == 1 else "choose"
+        raise UsageError(f"{' and '.join(names)} {choose} parts {where}", f"leave {' and '.join(names)} away")
 
 
 def _print_json(comparison: Comparison, by: tuple[str, ...], whats: tuple[str, ...]) -> None:

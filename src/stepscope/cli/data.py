@@ -54,8 +54,8 @@ def _fetch(names: Sequence[str], json: bool) -> None:
     from stepscope.workloads.data import cache, catalogue
 
     if not names:
-        known = ", ".join(data_set.name for data_set in catalogue.DATA_SETS)
-        raise UsageError("fetch needs the name of a data set", f"one or more of: {known}")
+        all_names = ", ".join(data_set.name for data_set in catalogue.DATA_SETS)
+        raise UsageError("fetch needs the name of a data set", f"one or more of: {all_names}")
     chosen = [catalogue.find(name) for name in names]
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)

@@ -41,60 +41,65 @@ def _doctor(
     if request.picture is not None:
         refuse_bad_picture_path(request.picture)
 
-    def measure(seen: Survey, target: Target) -> dict[str, SensorProfile]:
-        return characterise_power_sensors(seen, target, root, request.picture, Console(stderr=True))
+    def measure(survey: Survey, target: Target) -> dict[str, SensorProfile]:
+        return characterise_power_sensors(survey, target, root, request.picture, Console(stderr=True))
 
     with sensor_root(request.simulate, str(root)) as chosen:
-        found, profiles = diagnose(
+        answer, profiles = diagnose(
             Path(chosen.root or "/"), request.simulate, measure if request.characterise else None
         )
     if request.ceilings:
         from stepscope.record.ceilings import ceilings as measured
 
-        found = {**found, "ceilings": measured(threads=request.threads, precision=request.precision, again=True)}
+        answer = {
+            **answer,
+            "ceilings": measured(
+                request.device or "cpu", request.precision or "fp32", threads=request.threads, again=True
+            ),
+        }
     console = Console()
     if json:
-        console.print_json(data=found)
+        console.print_json(data=answer)
         return
-    if found["simulated"] is not None:
-        console.print(f"[bold]{simulated_badge(found['simulated'])}[/bold], not of this machine")
-    _print_answer(console, found)
+    if answer["simulated"] is not None:
+        console.print(f"[bold]{simulated_badge(answer['simulated'])}[/bold], not of this machine")
+    _print_answer(console, answer)
     if verbose:
-        _print_device(console, found)
-        _print_channels(console, found["channels"])
+        _print_device(console, answer)
+        _print_channels(console, answer["channels"])
     if request.characterise:
-        print_profiles(console, found["channels"], profiles)
+        print_profiles(console, answer["channels"], profiles)
     if verbose:
-        _print_missing(console, found["missing"])
-        _print_power(console, found)
-        _print_software(console, found)
+        _print_missing(console, answer["missing"])
+        _print_power(console, answer)
+        _print_software(console, answer)
     elif not request.ceilings and not request.characterise:
         console.print("Every sensor with its cost, and what is missing: stepscope doctor -v")
     if request.ceilings:
-        _print_ceilings(console, found["ceilings"])
+        _print_ceilings(console, answer["ceilings"], request.device or "cpu")
 
 
 doctor = make_command(DoctorRequest, _doctor, "doctor")
 
 
-def _print_answer(console: Console, found: dict[str, Any]) -> None:
+def _print_answer(console: Console, answer: dict[str, Any]) -> None:
     """Three lines: what can be measured here, what would add energy, and the command to begin with."""
     from stepscope.quantities import POWER_SENSORS
 
-    names = list(dict.fromkeys(_what(channel["quantity"]) for channel in found["channels"]))
-    torch = found["torch"]["version"] is not None
+    names = list(dict.fromkeys(_what(channel["quantity"]) for channel in answer["channels"]))
+    torch = answer["torch"]["version"] is not None
     can = [*(["time by layer and operator"] if torch else []), *(name for name in names if name)]
     can = can or ["nothing: there is no /proc and no torch"]
-    meters = [why for why in found["missing"] if POWER_SENSORS.search(why["sensor"])]
+    meters = [why for why in answer["missing"] if POWER_SENSORS.search(why["sensor"])]
     remedies = [why["remedy"] for why in meters if why["remedy"] and why["reason"] != "absent"]
-    if found["power"]:
-        later = "" if found["characterised"] else "; the first run characterises it"
-        energy = f"measured by {', '.join(meter['sensor'] for meter in found['power'])}{later}"
+    if answer["power"]:
+        later = "" if answer["characterised"] else "; the first run characterises it"
+        energy = f"measured by {', '.join(meter['sensor'] for meter in answer['power'])}{later}"
     elif remedies:
         energy = f"not measured; {remedies[0]}"
     else:
         energy = "no power sensor; add a plug or meter (--plug), or estimate (--power-model)"
-    why = found["torch"]
+    why = answer["torch"]
     start = "stepscope run lenet" if torch else why["remedy"] or f"mend torch, it cannot be imported: {why['fault']}"
     from rich.text import Text
 
@@ -113,15 +118,15 @@ def _what(quantity: str) -> str:
     return _OF_THE_ANSWER.get(quantity, "")
 
 
-def _print_device(console: Console, found: dict[str, Any]) -> None:
+def _print_device(console: Console, answer: dict[str, Any]) -> None:
     from stepscope.units import bytes_, plural
 
-    device = found["device"]
+    device = answer["device"]
     name = device["board"] or device["cpu"] or device["machine"]
     cores = plural(len(device["cores"]), "core") if device["cores"] else "- cores"
     console.print(f"[bold]{name}[/], {cores}, {bytes_(device['memory_bytes'])} of memory")
     console.print(f"{device['os'] or '-'}, kernel {device['kernel'] or '-'}", highlight=False)
-    if not found["proc"]:
+    if not answer["proc"]:
         console.print(
             "\nThere is no /proc here (macOS, or an empty --root): CPU time, memory, clocks and temperatures cannot\n"
             "be sampled. Step times, operators and modules are still measured."
@@ -178,39 +183,39 @@ def _print_missing(console: Console, missing: list[dict[str, Any]]) -> None:
         console.print(f"  not on this machine: {', '.join(absent)} (where each is found: --json)", highlight=False)
 
 
-def _print_power(console: Console, found: dict[str, Any]) -> None:
+def _print_power(console: Console, answer: dict[str, Any]) -> None:
     console.print("\n[bold]Power[/]")
-    for meter in found["power"]:
+    for meter in answer["power"]:
         line = f"  {meter['sensor']}: {', '.join(meter['channels'])}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if not found["power"]:
+    if not answer["power"]:
         console.print("  No sensor of power or energy answers here: runs report no energy. Works on any machine:")
         console.print("    a plug or meter: stepscope run --plug, --meter-command or --meter-csv")
         console.print("    an estimate, labelled so: stepscope run --power-model cpu=2W..15W", highlight=False)
-    elif not found["characterised"]:
+    elif not answer["characterised"]:
         console.print("  Not characterised yet: the first run does it, and --characterise shows it.", highlight=False)
-    for name, kept in found["calibrated"].items():
-        console.print(f"  {calibration_line(name, kept)}", highlight=False, markup=False, soft_wrap=True)
-    for name, why in found["calibrations_refused"].items():
+    for name, calibration in answer["calibrated"].items():
+        console.print(f"  {calibration_line(name, calibration)}", highlight=False, markup=False, soft_wrap=True)
+    for name, why in answer["calibrations_refused"].items():
         console.print(f"  {name}: calibration not used: {why}", highlight=False, markup=False, soft_wrap=True)
 
 
-def calibration_line(name: str, kept: Mapping[str, Any]) -> str:
+def calibration_line(name: str, calibration: Mapping[str, Any]) -> str:
     """Return what a meter showed of a channel, in a line."""
     from stepscope.units import duration, estimate, si
 
-    gain, half = kept["gain"], kept["gain_half"]
-    offset = kept["shown_w"] - gain * kept["meter_w"]
-    late = "" if kept["delay_ns"] is None else f", {duration(kept['delay_ns'])} late"
-    window = f", {kept['filter']} {duration(kept['window_ns'])}" if kept["window_ns"] else ""
+    gain, half = calibration["gain"], calibration["gain_half"]
+    offset = calibration["shown_w"] - gain * calibration["meter_w"]
+    late = "" if calibration["delay_ns"] is None else f", {duration(calibration['delay_ns'])} late"
+    window = f", {calibration['filter']} {duration(calibration['window_ns'])}" if calibration["window_ns"] else ""
     return (
-        f"{name}: shows {estimate(gain, gain - half, gain + half, '')} W of each W of {kept['meter']}, "
-        f"offset {si(offset, 'W')}{late}{window}; calibrated {kept['at'][:10]}"
+        f"{name}: shows {estimate(gain, gain - half, gain + half, '')} W of each W of {calibration['meter']}, "
+        f"offset {si(offset, 'W')}{late}{window}; calibrated {calibration['at'][:10]}"
     )
 
 
-def _print_software(console: Console, found: dict[str, Any]) -> None:
-    torch, perf = found["torch"], found["perf"]
+def _print_software(console: Console, answer: dict[str, Any]) -> None:
+    torch, perf = answer["torch"], answer["perf"]
     console.print("\n[bold]Software[/]")
     if torch["version"] is None:
         why = f"cannot be imported: {torch['fault']}" if torch["fault"] else "not installed"
@@ -227,22 +232,24 @@ def _print_software(console: Console, found: dict[str, Any]) -> None:
     _print_remedy(console, perf["remedy"])
 
 
-def _print_ceilings(console: Console, found: dict[str, Any] | None) -> None:
+def _print_ceilings(console: Console, ceilings: dict[str, Any] | None, device: str) -> None:
     """Rates by size, fastest of many blocks; how quiet the machine was meanwhile."""
     from stepscope.runfolder.schema import QUIET
     from stepscope.units import bytes_, duration, percent, plural, si
 
-    if found is None:
-        console.print("\nCeilings: they could not be measured (is torch installed?)")
+    if ceilings is None:
+        why = "is torch installed?" if device == "cpu" else f"does the installed torch see {device}?"
+        console.print(f"\nCeilings: they could not be measured ({why})", markup=False)
         return
-    title = f"Ceilings, {found['device']}, {found['precision']}, {plural(found['threads'], 'thread')}"
-    rows = [(row["kind"], row["what"], si(row["flops_per_s"], "FLOP/s")) for row in found["arithmetic"]]
-    rows += [(row["kind"], bytes_(row["bytes"]), f"{bytes_(row['bytes_per_s'])}/s") for row in found["bandwidth"]]
+    title = f"Ceilings, {ceilings['device']}, {ceilings['precision']}, {plural(ceilings['threads'], 'thread')}"
+    rows = [(row["kind"], row["what"], si(row["flops_per_s"], "FLOP/s")) for row in ceilings["arithmetic"]]
+    rows += [(row["kind"], bytes_(row["bytes"]), f"{bytes_(row['bytes_per_s'])}/s") for row in ceilings["bandwidth"]]
     rows += [
-        (name.removesuffix("_ns").replace("_", " "), "one call", duration(ns)) for name, ns in found["dispatch"].items()
+        (name.removesuffix("_ns").replace("_", " "), "one call", duration(ns))
+        for name, ns in ceilings["dispatch"].items()
     ]
     _print_list(console, title, ("what", "size", "reached"), (), rows)
-    waited = found.get("run_queue_share")
+    waited = ceilings.get("run_queue_share")
     if waited is not None and waited > QUIET:
         console.print(
             f"Its threads waited for a core in {percent(waited, 0)} of the time: these are lower bounds, "
@@ -273,21 +280,25 @@ def refuse_bad_picture_path(path: Path) -> None:
 
 
 def characterise_power_sensors(
-    seen: Survey, target: Target, root: Path, picture: Path | None, say: Console
+    survey: Survey, target: Target, root: Path, picture: Path | None, say: Console
 ) -> dict[str, SensorProfile]:
     """Characterise the power sensors that answer, keep the result for the runs to come, and draw it where asked."""
     from stepscope.record.diagnosis import measure_and_save_power_sensors as characterised
 
     with say.status("") as status:
-        observation, found = characterised(seen, target, root, status.update)
+        observation, profiles = characterised(survey, target, root, status.update)
     if picture is not None:
-        _draw_responses(observation, found, picture)
-    return found
+        _draw_responses(observation, profiles, picture)
+    return profiles
 
 
-def print_profiles(console: Console, channels: list[dict[str, Any]], found: Mapping[str, SensorProfile]) -> None:
+def print_profiles(
+    console: Console, channels: list[dict[str, Any]], profiles_by_channel: Mapping[str, SensorProfile]
+) -> None:
     """A row a channel, measured here; beside the refresh and the step what the driver states, where it differs."""
-    profiles = [(channel, found[channel["id"]]) for channel in channels if channel["id"] in found]
+    profiles = [
+        (channel, profiles_by_channel[channel["id"]]) for channel in channels if channel["id"] in profiles_by_channel
+    ]
     rows = [(channel["id"], *_profile_cells(channel, profile)) for channel, profile in profiles]
     numbers = ("read cost", "99 %", "update interval", "resolution", "averaging window")
     _print_list(console, "Characterised now, under a load step", ("channel",), numbers, rows)
@@ -324,10 +335,10 @@ def _refresh_text(profile: SensorProfile) -> str:
     return _UNKNOWN if profile.refresh_ns is None else duration(profile.refresh_ns)
 
 
-def _add_stated_value(shown: str, stated: float | None, found: float | None, stated_shown: str) -> str:
+def _add_stated_value(text: str, stated: float | None, measured: float | None, stated_shown: str) -> str:
     """The measured figure, and the driver's own where they are more than a tenth apart."""
-    agree = stated is None or (found is not None and abs(found - stated) <= 0.1 * abs(stated))
-    return shown if agree else f"{shown} (stated: {stated_shown})".replace(f"{_UNKNOWN} (", "(")
+    agree = stated is None or (measured is not None and abs(measured - stated) <= 0.1 * abs(stated))
+    return text if agree else f"{text} (stated: {stated_shown})".replace(f"{_UNKNOWN} (", "(")
 
 
 def _step_size_text(value: float | None, unit: str) -> str:
@@ -350,14 +361,14 @@ def _averaging_text(kind: str, profile: SensorProfile) -> str:
     return f"{profile.filter.removesuffix(' average')}, {duration(profile.window_ns)}"
 
 
-def _draw_responses(observation: Any, found: Mapping[str, SensorProfile], path: Path) -> None:
+def _draw_responses(observation: Any, profiles: Mapping[str, SensorProfile], path: Path) -> None:
     from stepscope.record.sampler.characterise import power_responses
     from stepscope.report.charts.sensors import Panel, build_response, write_response
 
     panels = [
-        Panel(_title(channel.id, channel.kind, found[channel.id]), "W", readings)
+        Panel(_title(channel.id, channel.kind, profiles[channel.id]), "W", readings)
         for channel, readings in power_responses(observation)
-        if channel.id in found and readings
+        if channel.id in profiles and readings
     ]
     start_ns = min(trace.times_ns[0] for trace in observation.traces.values() if trace.times_ns)
     load_s = [((on - start_ns) / 1e9, (off - start_ns) / 1e9) for on, off in observation.load]

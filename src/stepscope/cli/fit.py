@@ -62,56 +62,73 @@ def _fit(
             precision=_is_option_typed(context, "precision"),
         )  # fmt: skip
     elif context.args:
-        left = " ".join(context.args)
-        of_a_unit = bool(request.memory) and left.lower() in UNITS["B"].factors
-        hint = f"an amount is one word: --memory {request.memory}{left}" if of_a_unit else "that is for a script"
-        raise UsageError(f"'{left}': a workload takes no arguments of its own", hint)
+        extra = " ".join(context.args)
+        of_a_unit = bool(request.memory) and extra.lower() in UNITS["B"].factors
+        hint = f"an amount is one word: --memory {request.memory}{extra}" if of_a_unit else "that is for a script"
+        raise UsageError(f"'{extra}': a workload takes no arguments of its own", hint)
+    from stepscope.cli._fit_answer import draw_figures
     from stepscope.footprint.jobs import job_of_target
+    from stepscope.footprint.prediction import predict_fit, requested_limit
     from stepscope.footprint.real_steps import RealSteps
 
     job = None if script else job_of_target(target, request.optimizer, request.precision, numbers=False)
     console = Console(file=sys.stderr if as_json else out, highlight=False)
-    question, kept = None, _load_or_measure_calibration(console, job, request)
-    limit = _limit(request)
+    question, calibration = None, _load_or_measure_calibration(console, job, request)
+    limit = requested_limit(request.memory, request.board, request.here, request.account)
     if job is None:
-        found = _predict_script_fit(console, request, context.args, limit)
+        answer = _predict_script_fit(console, request, context.args, limit)
     else:
-        question = _build_job_question(request, job, limit, kept)
-        found = _predict_job_fit(question)
+        question = _build_job_question(request, job, limit, calibration)
+        answer = predict_fit(question)
     real = RealSteps(
-        target, found.batch or None, request.optimizer, request.precision, request.threads, tuple(context.args)
+        target, answer.batch or None, request.optimizer, request.precision, request.threads, tuple(context.args)
     )
-    traded = measure_allocators(console, real, found, kept) if request.allocators else []
+    trades = measure_allocators(console, real, answer, calibration) if request.allocators else []
     if question is not None and (request.plan or request.prove):
-        found = _with_plan(console, question, request, real, found)
-    if as_json:
-        _print_json(found, traded, out)
-    else:
-        _print_answer(console, found, traded, verbose)
+        answer = _with_plan(console, question, request, real, answer)
+    _print(console, answer, trades, out if as_json else None, verbose)
     if request.figures is not None:
         beside = [job_of_target(name, None, numbers=False) for name in request.beside or ()]
-        _draw(console, request.figures, request, found, question, beside, traded)
+        files = draw_figures(request.figures, request.format or ["png"], answer, question, beside, trades)
+        console.print("\n".join(map(str, files)), soft_wrap=True)
     if request.probe and question is not None:
-        store_prediction_errors(console, question, real, kept)
+        store_prediction_errors(console, question, real)
 
 
 fit = make_command(FitRequest, _fit, "fit")
 
 
+def _print(
+    console: Console, answer: FitResult, trades: list[AllocatorTrade], json_out: TextIO | None, verbose: bool
+) -> None:
+    from stepscope.cli._fit_answer import print_answer, print_plan, print_trades
+    from stepscope.footprint.prediction_trials import trade_dicts
+
+    if json_out is not None:
+        measured = {"allocators": trade_dicts(trades)} if trades else {}
+        typer.echo(json.dumps({**answer.as_dict(), **measured}, indent=1), file=json_out)
+        return
+    print_answer(console, answer, verbose)
+    if trades:
+        print_trades(console, trades, answer)
+    if answer.plan is not None:
+        print_plan(console, answer.plan)
+
+
 def _with_plan(
-    console: Console, question: JobQuestion, request: FitRequest, real: RealSteps, found: FitResult
+    console: Console, question: JobQuestion, request: FitRequest, real: RealSteps, answer: FitResult
 ) -> FitResult:
     """The answer with its plan, or with why there is none."""
     from stepscope.footprint.plan import NoPlan
     from stepscope.record.dry.dry_run import model_of
 
-    if found.stopped is not None:
-        return replace(found, notes=(*found.notes, f"no plan: {found.stopped}"))
+    if answer.stopped is not None:
+        return replace(answer, notes=(*answer.notes, f"no plan: {answer.stopped}"))
     try:
         plan, notes = _make_and_prove_plan(console, question, request, real)
     except NoPlan as error:
-        return replace(found, notes=(*found.notes, str(error)))
-    return replace(found, plan=plan, notes=(*found.notes, *notes, *plan.notes(model_of(question.job))))
+        return replace(answer, notes=(*answer.notes, str(error)))
+    return replace(answer, plan=plan, notes=(*answer.notes, *notes, *plan.notes(model_of(question.job))))
 
 
 def _make_and_prove_plan(
@@ -166,7 +183,7 @@ def _check_request_set_threads(request: FitRequest) -> None:
     if batch is not None and batch < 1:
         raise UsageError(f"a batch of {batch} samples cannot be trained", "use --batch 1 or more")
     if precision not in ("float32", "bf16"):
-        raise UsageError(f"--precision {precision}: not known", "float32 or bf16")
+        raise UsageError(f"--precision {precision}: not known", "fp32 or bf16")
     if device not in ("cpu", "cuda"):
         raise UsageError(f"--device {device}: not known, cpu or cuda", f"of a board: --board {device}")
     if device == "cuda" and (request.here or request.account != "resident"):
@@ -207,13 +224,13 @@ def _is_option_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _refuse_for_a_script(device: str, **given: Any) -> None:
+def _refuse_for_a_script(device: str, **options: Any) -> None:
     if device != "cpu":
         raise UsageError(
             f"--device {device}: of a script, fit knows the host memory alone",
             f"for GPU memory: stepscope fit module:function --device {device}, or a workload",
         )
-    parts = [f"--{name}" for name, value in given.items() if value]
+    parts = [f"--{name}" for name, value in options.items() if value]
     if parts:
         raise UsageError(f"a script chooses that itself: {', '.join(parts)}", "give the script's own options after --")
 
@@ -228,38 +245,31 @@ def _load_or_measure_calibration(console: Console, job: Job | None, request: Fit
     if job is None:
         return calibration.DeviceCalibration()
     with console.status("measuring the empty process, once for this environment"):
-        kept = device_measurements(request.board, request.malloc if request.device == "cpu" else "default", job)
+        stored = device_measurements(request.board, request.malloc if request.device == "cpu" else "default", job)
     if request.calibrate:
-        kept = calibration.add_probed_ops(kept, job)
-        calibration.save_calibration(kept, calibration.calibration_path())
-    return kept
+        stored = calibration.add_probed_ops(stored, job)
+        calibration.save_calibration(stored, calibration.calibration_path())
+    return stored
 
 
-def _limit(request: FitRequest) -> Limit | None:
-    from stepscope.footprint.prediction import requested_limit
-
-    return requested_limit(request.memory, request.board, request.here, request.account)
-
-
-def _build_job_question(request: FitRequest, job: Job, limit: Limit | None, kept: DeviceCalibration) -> JobQuestion:
+def _build_job_question(
+    request: FitRequest, job: Job, limit: Limit | None, calibration: DeviceCalibration
+) -> JobQuestion:
+    from stepscope import workloads
     from stepscope.footprint.prediction import JobQuestion, board_has_bf16, platform_of
 
+    if request.batch is not None and ":" not in request.target:
+        workloads.find(request.target).refuse_small_batch(request.batch)
     return JobQuestion(
         job,
         job.default_batch if request.batch is None else request.batch,
         limit,
         request.malloc,
         platform_of(request.board, request.device, request.threads),
-        kept,
+        calibration,
         board_has_bf16(request.board),
         request.options,
     )
-
-
-def _predict_job_fit(question: JobQuestion) -> FitResult:
-    from stepscope.footprint.prediction import predict_fit
-
-    return predict_fit(question)
 
 
 def _predict_script_fit(console: Console, request: FitRequest, arguments: list[str], limit: Limit | None) -> FitResult:
@@ -292,39 +302,12 @@ def _reserve_stdout_for_answer() -> TextIO:
 _STDOUT = 1
 
 
-def _draw(
-    console: Console, folder: Path, request: FitRequest, found: FitResult, question: JobQuestion | None,
-    beside: list[Job], traded: list[AllocatorTrade],
-) -> None:  # fmt: skip
-    from stepscope.cli._fit_answer import draw_figures
-
-    drawn = draw_figures(folder, request.format or ["png"], found, question, beside, traded)
-    console.print("\n".join(map(str, drawn)), soft_wrap=True)
-
-
-def _print_json(found: FitResult, traded: list[AllocatorTrade], out: TextIO) -> None:
-    from stepscope.footprint.prediction_trials import trade_dicts
-
-    measured = {"allocators": trade_dicts(traded)} if traded else {}
-    typer.echo(json.dumps({**found.as_dict(), **measured}, indent=1), file=out)
-
-
-def _print_answer(console: Console, found: FitResult, traded: list[AllocatorTrade], verbose: bool) -> None:
-    from stepscope.cli._fit_answer import print_answer, print_plan, print_trades
-
-    print_answer(console, found, verbose)
-    if traded:
-        print_trades(console, traded, found)
-    if found.plan is not None:
-        print_plan(console, found.plan)
-
-
 _PRICED = 7  # real steps of each of the two batches that rank combinations
 _TIMED = 5  # real updates of a plan
 
 
 def measure_allocators(
-    console: Console, real: RealSteps, found: FitResult, kept: DeviceCalibration
+    console: Console, real: RealSteps, answer: FitResult, calibration: DeviceCalibration
 ) -> list[AllocatorTrade]:
     """Run them in turns, with a line that says which; the table is the caller's to show."""
     from stepscope.footprint.prediction_trials import TIMED_STEPS, trade_allocators
@@ -332,17 +315,17 @@ def measure_allocators(
     from stepscope.record.dry.workspaces import this_platform
 
     command = real.command(TIMED_STEPS)
-    simulator = Simulator(this_platform(), kept, found.allocator)
+    simulator = answer.simulator or Simulator(this_platform(), calibration, answer.allocator)
     with console.status("allocators: the step really runs") as status:
-        return trade_allocators(command, found, simulator, progress=lambda now: status.update(f"allocators: {now}"))
+        return trade_allocators(command, answer, simulator, progress=lambda now: status.update(f"allocators: {now}"))
 
 
 _RATIOS_STORED = 20  # ratios
 
 
-def store_prediction_errors(console: Console, question: JobQuestion, real: RealSteps, kept: DeviceCalibration) -> None:
+def store_prediction_errors(console: Console, question: JobQuestion, real: RealSteps) -> None:
     """Train for real, batch after batch; keep how far the predictions were off."""
-    from stepscope.footprint import calibration as kept_file
+    from stepscope.footprint import calibration
     from stepscope.footprint.prediction import predict_fit
     from stepscope.footprint.prediction_trials import probe_batches
 
@@ -353,20 +336,23 @@ def store_prediction_errors(console: Console, question: JobQuestion, real: RealS
         return predict_fit(replace(question, batch=batch, options=False, largest=False, limit=None)).process
 
     limit = None if question.limit is None else float(question.limit.bytes)
-    ratios = list(kept.ratios)
-    for tried in probe_batches(command, predicted, question.batch, limit, question.allocator):
-        _print_trial(console, tried)
-        if tried.error_ratio != 1.0:
-            ratios.append(round(tried.error_ratio, 4))
-    if tuple(ratios) != kept.ratios:
-        kept_file.save_calibration(replace(kept, ratios=tuple(ratios[-_RATIOS_STORED:])), kept_file.calibration_path())
+    ratios: list[float] = []
+    for trial in probe_batches(command, predicted, question.batch, limit, question.allocator):
+        _print_trial(console, trial)
+        if trial.error_ratio != 1.0:
+            ratios.append(round(trial.error_ratio, 4))
+    if ratios:
+        path = calibration.calibration_path()
+        stored = calibration.load_calibration(path)  # with the ops that predictions have probed meanwhile
+        ratios = [*stored.ratios, *ratios][-_RATIOS_STORED:]
+        calibration.save_calibration(replace(stored, ratios=tuple(ratios)), path)
         console.print("Some peaks lay outside the predicted interval: later predictions on this device allow for it.")
 
 
-def _print_trial(console: Console, tried: Trial) -> None:
-    text = f"predicted [{bytes_(tried.predicted.low)}, {bytes_(tried.predicted.high)}]"
-    if tried.peak_bytes is None:
-        console.print(f"batch {tried.batch}: failed ({tried.failure}); {text}")
+def _print_trial(console: Console, trial: Trial) -> None:
+    text = f"predicted [{bytes_(trial.predicted.low)}, {bytes_(trial.predicted.high)}]"
+    if trial.peak_bytes is None:
+        console.print(f"batch {trial.batch}: failed ({trial.failure}); {text}")
         return
-    held = "within" if tried.error_ratio == 1.0 else f"off by {percent(tried.error_ratio - 1)}"
-    console.print(f"batch {tried.batch}: measured {bytes_(tried.peak_bytes)}; {text}: {held}")
+    match = "within" if trial.error_ratio == 1.0 else f"off by {percent(trial.error_ratio - 1)}"
+    console.print(f"batch {trial.batch}: measured {bytes_(trial.peak_bytes)}; {text}: {match}")

@@ -26,17 +26,19 @@ def _forecast(
     from rich.console import Console
 
     console = Console(stderr=as_json, highlight=False)
-    folder = _run_folder_of_target(request.target, request.out)
+    folder, code = _run_folder_of_target(request.target, request.out), 0
     if request.watch:
-        said = _follow_run(console, folder, request)
+        prediction, code = _follow_run(console, folder, request)
     else:
         from stepscope.analysis.run import Run
         from stepscope.api.run_reports import forecast_of
 
-        said = forecast_of(Run(folder or _measure_run(request)), request)
-    _show(console, said)
+        prediction = forecast_of(Run(folder or _measure_run(request)), request)
+    _show(console, prediction)
     if as_json:
-        _print_json(said)
+        _print_json(prediction)
+    if code:
+        raise typer.Exit(code)
 
 
 forecast = make_command(ForecastRequest, _forecast, "forecast")
@@ -57,26 +59,44 @@ def _run_folder_of_target(target: str, out: Path) -> Path | None:
     """The run folder that is meant; None where the target is a workload."""
     from stepscope.run_paths import NEWEST, find_run
 
-    known = target == NEWEST or Path(target).is_dir() or (out / target).is_dir()
-    return find_run(Path(target), out) if known else None
+    is_run = target == NEWEST or Path(target).is_dir() or (out / target).is_dir()
+    return find_run(Path(target), out) if is_run else None
 
 
 def _measure_run(request: ForecastRequest) -> Path:
-    """Train a few steps now; their run folder."""
+    """Train a few steps now; their run folder. The command ends, with the run's code, where they broke off."""
     from stepscope import workloads
-    from stepscope.cli.run import progress_bar
+    from stepscope.cli.run import faults_of_training, progress_bar
 
     workload = workloads.find(request.target)  # refuses an unknown one before anything heavy is imported
     from stepscope.record.settings import Settings
     from stepscope.record.train import TrainingChoices, train_workload
 
-    with progress_bar(workload.name, request.measure, quiet=False) as advance:
-        settings = Settings(out=request.out)
-        path, _ = train_workload(workload, request.measure, settings, TrainingChoices(request.batch), progress=advance)
+    with progress_bar(workload.name, request.measure, quiet=False) as advance, faults_of_training(workload.name):
+        path, code = train_workload(
+            workload, request.measure, Settings(out=request.out), TrainingChoices(request.batch), progress=advance,
+            evaluate=False,
+        )  # fmt: skip
+    if code:
+        _print_early_end(path)
+        raise typer.Exit(code)
     return path
 
 
-def _follow_run(console: Console, folder: Path | None, request: ForecastRequest) -> Forecast:
+def _print_early_end(folder: Path) -> None:
+    from stepscope.cli._script import print_to_stderr
+    from stepscope.runfolder import RunReader
+
+    run = RunReader(folder)
+    reason = run.meta.get("reason")
+    print_to_stderr(f"the training did not end well: {run.status}{f', {reason}' if reason else ''}")
+
+
+def _follow_run(console: Console, folder: Path | None, request: ForecastRequest) -> tuple[Forecast, int]:
+    """(forecast after the last block, exit code of the training that was started for it); 0 for a run that was there.
+
+    StepscopeError where nothing was measured.
+    """
     from stepscope.analysis.run import Run
     from stepscope.api.run_reports import requested_steps
     from stepscope.cli._forecast_watch import follow_forecasts, measured_totals, start_training
@@ -96,48 +116,53 @@ def _follow_run(console: Console, folder: Path | None, request: ForecastRequest)
         if process is not None:
             process.terminate()
         raise
+    code = 0 if process is None else process.wait()
+    if code:
+        _print_early_end(folder)
+    if update is None and code:
+        raise typer.Exit(code)
     if update is None:
         raise UsageError("the run ended before 20 steps were measured", "leave out --watch")
     _print_check(console, update.forecast, measured_totals(folder))
-    return update.forecast
+    return update.forecast, code
 
 
-def _forecast_line(said: Forecast) -> str:
-    return ", ".join(f"{total.metric} {_amount_text(total)}" for total in said.totals)
+def _forecast_line(forecast: Forecast) -> str:
+    return ", ".join(f"{total.metric} {_amount_text(total)}" for total in forecast.totals)
 
 
-def _print_check(console: Console, said: Forecast, took: list[Measured]) -> None:
+def _print_check(console: Console, forecast: Forecast, took: list[Measured]) -> None:
     """Beside what the run really took, where it ran to its end."""
     for total in took:
-        predicted = said.value(total.metric)
+        predicted = forecast.value(total.metric)
         if predicted is None or predicted.value is None or not total.value:
             continue
-        if total.n < said.steps * 0.98 - 5:
-            console.print(f"the run made {total.n} of {said.steps} steps: the forecast cannot be checked")
+        if total.n < forecast.steps * 0.98 - 5:
+            console.print(f"the run made {total.n} of {forecast.steps} steps: the forecast cannot be checked")
             return
-        per_step, said_per_step = total.value / total.n, predicted.value / said.steps
+        per_step, said_per_step = total.value / total.n, predicted.value / forecast.steps
         off = said_per_step / per_step - 1
-        known = "no interval was said"
+        verdict = "no interval was said"
         if predicted.low is not None and predicted.high is not None:
-            held = predicted.low / said.steps <= per_step <= predicted.high / said.steps
-            known = f"interval {'holds' if held else 'does NOT hold'}"
-        console.print(f"really: {total.metric} off by {off:+.2%}, {known}")
+            holds = predicted.low / forecast.steps <= per_step <= predicted.high / forecast.steps
+            verdict = f"interval {'holds' if holds else 'does NOT hold'}"
+        console.print(f"really: {total.metric} off by {off:+.2%}, {verdict}")
 
 
-def _show(console: Console, said: Forecast) -> None:
-    from stepscope.report.text_tables import labelled
+def _show(console: Console, forecast: Forecast) -> None:
+    from stepscope.report.terminal_tables import labelled
     from stepscope.units import plural
 
-    console.print(f"{plural(said.steps, 'step')}, predicted from {plural(said.measured_steps, 'measured one')}")
-    for total in said.totals:
-        known = total.value is not None
-        of = f", {total.scope}" if known and total.metric.endswith(("energy", "battery", "carbon")) else ""
+    console.print(f"{plural(forecast.steps, 'step')}, predicted from {plural(forecast.measured_steps, 'measured one')}")
+    for total in forecast.totals:
+        has_value = total.value is not None
+        of = f", {total.scope}" if has_value and total.metric.endswith(("energy", "battery", "carbon")) else ""
         kind = "simulated " if total.metric.startswith("simulated_") else ""
         name = total.metric.removeprefix("simulated_").removeprefix("estimated_")
-        console.print(labelled(name, f"{kind}{_amount_text(total)}{of}" if known else f"{total.note}"))
-    for how in dict.fromkeys(total.note for total in said.totals if total.note and total.value is not None):
+        console.print(labelled(name, f"{kind}{_amount_text(total)}{of}" if has_value else f"{total.note}"))
+    for how in dict.fromkeys(total.note for total in forecast.totals if total.note and total.value is not None):
         console.print(f"- predicted: {how}", style="dim")
-    for note in (*said.notes, *([said.condition] if said.condition else [])):
+    for note in (*forecast.notes, *([forecast.condition] if forecast.condition else [])):
         console.print(f"- {note}", style="dim", markup=False)
 
 
@@ -151,8 +176,8 @@ def _amount_text(total: Measured) -> str:
     return f"{'at least ' if AT_LEAST in (total.note or '') else ''}{estimate(value, low, high, unit)}"
 
 
-def _print_json(said: Forecast) -> None:
+def _print_json(forecast: Forecast) -> None:
     import json
     from dataclasses import asdict
 
-    typer.echo(json.dumps(asdict(said), indent=1))
+    typer.echo(json.dumps(asdict(forecast), indent=1))

@@ -56,18 +56,18 @@ def _run_state_json(folder: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _export_prometheus_gauges(folder: Path, wanted: str | None) -> Iterator[None]:
+def _export_prometheus_gauges(folder: Path, place: str | None) -> Iterator[None]:
     """Gauges for Prometheus as long as the run is watched."""
-    if wanted is None:
+    if place is None:
         yield
         return
     from stepscope.integrations import prometheus
 
-    if not wanted.isdigit():
-        with prometheus.live_file(folder, Path(wanted)):
+    if not place.isdigit():
+        with prometheus.live_file(folder, Path(place)):
             yield
         return
-    with prometheus.live_server(folder, int(wanted)) as port:
+    with prometheus.live_server(folder, int(place)) as port:
         typer.echo(f"gauges at http://{prometheus.LOOPBACK}:{port}/metrics", err=True)
         yield
 
@@ -75,14 +75,14 @@ def _export_prometheus_gauges(folder: Path, wanted: str | None) -> Iterator[None
 def _find_or_await_run(run: Path, wait: bool) -> Path:
     """The folder to watch, once it is there."""
     if wait:
-        from stepscope.report.live.folder import newest_running, wait_for
+        from stepscope.report.live.growing_files import newest_running, wait_for
 
         if str(run) == NEWEST and not run.exists():
-            found = wait_for(lambda: newest_running(RUNS), lambda: False)
+            run_folder = wait_for(lambda: newest_running(RUNS), lambda: False)
         else:
-            found = wait_for(lambda: _started_run(run), lambda: False)
-        assert found is not None
-        return found
+            run_folder = wait_for(lambda: _started_run(run), lambda: False)
+        assert run_folder is not None
+        return run_folder
     folder = find_run(run)
     if not (folder / "run.json").is_file():
         raise RunNotFound(f"no run at '{folder}'", "give the folder of a run, or wait for it to begin with --wait")

@@ -36,9 +36,9 @@ log = make_command(LogRequest, _log, "log")
 
 def _tool_options(function: Any, settings: dict[str, Any], name: str) -> dict[str, Any]:
     """The options that were given; UsageError for one that means nothing to this tool."""
-    known = inspect.signature(function).parameters
-    given = {key: value for key, value in settings.items() if value is not None}
-    for key in given:
-        if key not in known:
+    parameters = inspect.signature(function).parameters
+    options = {key: value for key, value in settings.items() if value is not None}
+    for key in options:
+        if key not in parameters:
             raise UsageError(f"--{key.replace('_', '-')} means nothing to {name}", "it belongs to --to codecarbon")
-    return given
+    return options

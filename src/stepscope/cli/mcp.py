@@ -34,35 +34,35 @@ def server(runs: Path) -> MCPServer[None]:
     from stepscope.api.assistant import DATA, Assistant, text_or_refusal
 
     verbs = Assistant(runs)
-    made: MCPServer[None] = MCPServer(
+    mcp_server: MCPServer[None] = MCPServer(
         "stepscope",
         version=__version__,
         instructions=f"Measures what a training step costs on this machine. {DATA} Numbers in brackets are 95 % CIs.",
         log_level="WARNING",
     )
 
-    @made.tool(description=verbs.list_runs.__doc__)
+    @mcp_server.tool(description=verbs.list_runs.__doc__)
     def list_runs(most: int = 10) -> str:
         return text_or_refusal(lambda: verbs.list_runs(most))
 
-    @made.tool(description=verbs.ask.__doc__)
+    @mcp_server.tool(description=verbs.ask.__doc__)
     def ask(run: str = "last") -> str:
         return text_or_refusal(lambda: verbs.ask(run))
 
-    @made.tool(description=verbs.compare.__doc__)
+    @mcp_server.tool(description=verbs.compare.__doc__)
     def compare(runs: list[str]) -> str:
         return text_or_refusal(lambda: verbs.compare(runs))
 
-    @made.tool(description=verbs.measure.__doc__)
+    @mcp_server.tool(description=verbs.measure.__doc__)
     def measure(workload: str, steps: int = 200, batch: int | None = None, threads: int | None = None) -> str:
         return text_or_refusal(lambda: verbs.measure(workload, steps, batch, threads))
 
-    @made.tool(description=verbs.fit.__doc__)
+    @mcp_server.tool(description=verbs.fit.__doc__)
     def fit(workload: str, memory: str | None = None, board: str | None = None, batch: int | None = None) -> str:
         return text_or_refusal(lambda: verbs.fit(workload, memory, board, batch))
 
-    @made.tool(description=verbs.tune.__doc__)
+    @mcp_server.tool(description=verbs.tune.__doc__)
     def tune(workload: str, minutes: float = 1.0, goal: str = "time") -> str:
         return text_or_refusal(lambda: verbs.tune(workload, minutes, goal))
 
-    return made
+    return mcp_server

@@ -61,11 +61,11 @@ def _write_missing_summary(run: Run) -> None:
 def _print_screen(run: Run, verbose: bool) -> None:
     from rich.console import Console
 
-    from stepscope.report import screen, text
+    from stepscope.report import first_screen, terminal_report
 
     console = Console(highlight=False)
     with Console(stderr=True).status("reading the run"), console.capture() as drawn:  # where stderr is a terminal
-        console.print(text.render(run) if verbose else screen.render(run))
+        console.print(terminal_report.render(run) if verbose else first_screen.render(run))
     console.file.write(drawn.get())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -26,14 +27,15 @@ from stepscope.cli._script import (
     settings_of,
 )
 from stepscope.cli._script_options import takes_value_by_option
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.request import is_function
 
 if TYPE_CHECKING:
-    from stepscope.experiments.single_run import UntilResolved
+    from stepscope.experiments.energy_resolution import StopWhenEnergyResolved
     from stepscope.experiments.tune.config import Config
     from stepscope.record.settings import Settings
 
+_PACKAGE = str(Path(__file__).parents[1])
 CONTEXT = {"ignore_unknown_options": False, "allow_interspersed_args": True}
 
 
@@ -50,15 +52,15 @@ class PARSER(TyperCommand):
         while place < len(args) and args[place].startswith("-") and args[place] not in ("--", "-"):
             of_a_module |= args[place] in ("-m", "--module")
             place += 2 if takes_value.get(args[place], False) else 1
-        rest = args[place + 1 :]
-        if place >= len(args) or args[place] == "--" or not rest or not (of_a_module or is_script(args[place])):
+        arguments = args[place + 1 :]
+        if place >= len(args) or args[place] == "--" or not arguments or not (of_a_module or is_script(args[place])):
             return args
-        if "--" in rest and _are_options(rest[: rest.index("--")], takes_value):
+        if "--" in arguments and _are_options(arguments[: arguments.index("--")], takes_value):
             return args
-        ours = [word for word in rest if word.partition("=")[0] in takes_value]
+        ours = [word for word in arguments if word.partition("=")[0] in takes_value]
         if ours and not {"-q", "--quiet"}.intersection(args[:place]):
             print_to_stderr(f"{', '.join(ours)} of {args[place]}: options of stepscope go before the script")
-        return [*args[: place + 1], "--", *rest]
+        return [*args[: place + 1], "--", *arguments]
 
 
 def _are_options(words: Sequence[str], takes_value: Mapping[str, bool]) -> bool:
@@ -119,7 +121,7 @@ def _run(
     if of_a_script:
         raise typer.Exit(finish_script(path, code, request, quiet, html, as_json))
     _finish_workload_run(path, code, request, config)
-    report_run(path, request.meter_csv, quiet, html, False)
+    report_run(path, request.meter_csv, quiet, html, False, as_json)
     if as_json:
         print_run_metrics(path)
     raise typer.Exit(code)
@@ -177,7 +179,7 @@ def _load_config_or_restart(request: RunRequest) -> Config | None:
 
 def _train_workload(request: RunRequest, settings: Settings, quiet: bool, config: Config | None) -> tuple[Path, int]:
     from stepscope import workloads
-    from stepscope.experiments.single_run import MOST
+    from stepscope.experiments.energy_resolution import MOST
     from stepscope.record.train import TrainingChoices, train_workload
 
     if request.arguments:
@@ -204,23 +206,50 @@ def _train_workload(request: RunRequest, settings: Settings, quiet: bool, config
             request.precision or "fp32",
         )  # fmt: skip
         stop = resolved or (lambda: False)
-        return train_workload(workload, steps, settings, choices, progress=shown, stop=stop)
+        with faults_of_training(workload.name):
+            return train_workload(
+                workload, steps, settings, choices, progress=shown, stop=stop,
+                evaluates=lambda samples: advance(None, None, f"looking at {samples} test samples"),
+            )  # fmt: skip
 
 
 @contextmanager
-def _resolution_stop(wanted: float | None, out: Path) -> Iterator[UntilResolved | None]:
+def _resolution_stop(share: float | None, out: Path) -> Iterator[StopWhenEnergyResolved | None]:
     """What ends the training once so much of its energy is within 10 %; afterwards it is said how it ended."""
-    if wanted is None:
+    if share is None:
         yield None
         return
-    from stepscope.experiments.single_run import UntilResolved
+    from stepscope.experiments.energy_resolution import StopWhenEnergyResolved
 
-    resolved = UntilResolved(out, wanted)
+    resolved = StopWhenEnergyResolved(out, share)
     try:
         yield resolved
     finally:
         resolved.close()
     print_to_stderr(resolved.sentence)
+
+
+@contextmanager
+def faults_of_training(name: str) -> Iterator[None]:
+    """Turn what the code of a workload raises, or torch below it, into a refusal behind its own traceback."""
+    try:
+        yield
+    except StepscopeError:
+        raise
+    except Exception as error:
+        from stepscope.record.fault_boundary import is_foreign
+
+        frames = traceback.extract_tb(error.__traceback__)
+        foreign = [number for number, frame in enumerate(frames) if is_foreign(frame.filename)]
+        ours = [number for number, frame in enumerate(frames) if frame.filename.startswith(_PACKAGE)]
+        innermost = max([*foreign, *ours])
+        if innermost not in foreign and not frames[innermost].filename.startswith(f"{_PACKAGE}/workloads/"):
+            raise
+        print_to_stderr("Traceback (most recent call last):")
+        print_to_stderr("".join(traceback.format_list(frames[min(foreign, default=innermost) :])).rstrip())
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        hint = "mend its file" if foreign else "another --batch, --optimizer or --device may do"
+        raise StepscopeError(f"the training of '{name}' failed: {text}", hint) from error
 
 
 def progress_bar(name: str, steps: int, quiet: bool) -> Any:
@@ -240,8 +269,8 @@ def progress_bar(name: str, steps: int, quiet: bool) -> Any:
         ) as progress:
             task = progress.add_task(f"training {name}", total=steps, loss="")
 
-            def advance(step: int, loss: float | None, said: str = "") -> None:
-                progress.update(task, completed=step, loss=said if loss is None else f"loss {loss:.3f}  {said}")
+            def advance(step: int | None, loss: float | None, note: str = "") -> None:
+                progress.update(task, completed=step, loss=note if loss is None else f"loss {loss:.3f}  {note}")
 
             yield advance
 

@@ -86,11 +86,11 @@ def tag(
         raise UsageError("no tag was given", "--add baseline, or --drop baseline")
     from stepscope.store import tag as tagged
 
-    found = tagged(_open(store, timeout), names, add or (), drop or ())
+    tags_by_run = tagged(_open(store, timeout), names, add or (), drop or ())
     if as_json:
-        print_json([{"id": run_id, "tags": list(tags)} for run_id, tags in found.items()])
+        print_json([{"id": run_id, "tags": list(tags)} for run_id, tags in tags_by_run.items()])
         return
-    for run_id, tags in found.items():
+    for run_id, tags in tags_by_run.items():
         typer.echo(f"{run_id}: {' '.join(tags) or 'no tags'}")
 
 
@@ -107,11 +107,11 @@ def rm(
     opened = _open(store, timeout)
     if not yes:
         typer.confirm(f"remove {len(names)} run(s) from {opened.address} for good?", abort=True, err=as_json)
-    gone = list(remove(opened, names))
+    removed_runs = list(remove(opened, names))
     if as_json:
-        print_json({"removed": gone})
+        print_json({"removed": removed_runs})
         return
-    for run_id in gone:
+    for run_id in removed_runs:
         typer.echo(f"{run_id}: removed")
 
 
@@ -126,12 +126,12 @@ def push(
     """Push runs into a store. Pushing a run again is harmless; a push that breaks off is gone on with."""
     from stepscope.store import push as pushed
 
-    found: list[Pushed] = []
+    pushed_runs: list[Pushed] = []
     try:
-        pushed(_open(store, timeout), _folders(folders), tag or (), found.append if as_json else _print_pushed)
+        pushed(_open(store, timeout), _folders(folders), tag or (), pushed_runs.append if as_json else _print_pushed)
     finally:  # also where some were refused
         if as_json:
-            print_json([vars(run) for run in found])
+            print_json([vars(run) for run in pushed_runs])
 
 
 def pull(
@@ -164,16 +164,16 @@ def verify(
     from stepscope.store import verify as verified
     from stepscope.units import bytes_, plural
 
-    found = verified(_open(store, timeout), names or None, None if as_json else _print_verified)
-    damaged = [run.id for run in found if run.wrong]
-    files, read = sum(run.files for run in found), sum(run.bytes for run in found)
+    checks = verified(_open(store, timeout), names or None, None if as_json else _print_verified)
+    damaged = [run.id for run in checks if run.wrong]
+    files, read = sum(run.files for run in checks), sum(run.bytes for run in checks)
     if as_json:
-        print_json([vars(run) for run in found])
+        print_json([vars(run) for run in checks])
     else:
-        typer.echo(f"{plural(files, 'file')} of {plural(len(found), 'run')}, {bytes_(read)}: {len(damaged)} damaged")
+        typer.echo(f"{plural(files, 'file')} of {plural(len(checks), 'run')}, {bytes_(read)}: {len(damaged)} damaged")
     if damaged:
         raise StoreError(
-            f"{len(damaged)} of {len(found):,} runs are not what was pushed: {', '.join(damaged[:3])}",
+            f"{len(damaged)} of {len(checks):,} runs are not what was pushed: {', '.join(damaged[:3])}",
             "push them again from where they were recorded, or remove them: stepscope runs rm",
         )
 
@@ -191,15 +191,15 @@ def gc(
     from stepscope.store import collect
     from stepscope.units import bytes_, plural
 
-    found = collect(_open(store, timeout), older_than * 3600, dry_run)
+    garbage = collect(_open(store, timeout), older_than * 3600, dry_run)
     if as_json:
-        print_json({**vars(found), "dry_run": dry_run})
+        print_json({**vars(garbage), "dry_run": dry_run})
         return
-    for path in found.removed:
+    for path in garbage.removed:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {path}")
-    if found.too_young:
-        typer.echo(f"{len(found.too_young)} left-over(s) are younger than {older_than:g} h: a push may be going on")
-    typer.echo(f"{bytes_(found.bytes)} {'to free' if dry_run else 'freed'}, {plural(found.runs, 'run')}")
+    if garbage.too_young:
+        typer.echo(f"{len(garbage.too_young)} left-over(s) are younger than {older_than:g} h: a push may be going on")
+    typer.echo(f"{bytes_(garbage.bytes)} {'to free' if dry_run else 'freed'}, {plural(garbage.runs, 'run')}")
 
 
 SUBCOMMANDS = {
@@ -262,7 +262,9 @@ def _table(frame: pl.DataFrame, most: int) -> None:
 
     console = Console(highlight=False)
     # On a narrow terminal what a run's name tells, or --json, gives way: a name that is broken cannot be copied.
-    shown = {name: title for name, title in _COLUMNS.items() if name not in _WIDE or console.width >= _WIDE_FROM}
+    visible_columns = {
+        name: title for name, title in _COLUMNS.items() if name not in _WIDE or console.width >= _WIDE_FROM
+    }
     forms: dict[str, Any] = {
         "step_time_ns": duration,
         "energy_per_step_j": lambda joules: si(joules, "J"),
@@ -272,14 +274,14 @@ def _table(frame: pl.DataFrame, most: int) -> None:
         (number_column if name in ("batch_size", "steps") else text_column)(
             title, name, forms.get(name, str), missing="-", fold=name == "tags"
         )
-        for name, title in shown.items()
+        for name, title in visible_columns.items()
     ]
     table = Table.from_rows("runs", columns, frame.head(most).iter_rows(named=True))
     console.print(terminal_table(table, "bold list", pad_edge=True))
-    rest, simulated = len(frame) - most, len(frame) - frame["simulated"].null_count()
+    more, simulated = len(frame) - most, len(frame) - frame["simulated"].null_count()
     if simulated:
         typer.echo(f"{plural(simulated, 'run')} with SIMULATED sensors: --json names the boards")
     typer.echo(
         ("1 run" if len(frame) == 1 else f"{len(frame):,} runs")
-        + (f", {rest:,} of them not shown: --most {len(frame)}" if rest > 0 else "")
+        + (f", {more:,} of them not shown: --most {len(frame)}" if more > 0 else "")
     )

@@ -81,12 +81,9 @@ def _show(
 
 def _export(request: SuiteExportRequest, as_json: AsJson = False) -> None:
     """Write the file, and print its path."""
-    from stepscope.api.suite import default_export, refuse_export, write_export
-    from stepscope.experiments.suite.results import read_results
+    from stepscope.api.suite import export
 
-    refuse_export(request.to, request.runs)
-    out = request.out or default_export(request.path, request.to)
-    print_written(write_export(read_results(request.path), request.to, out, request.runs), as_json)
+    print_written(export(request.path, request.to, request.out, request.runs), as_json)
 
 
 def _list(
@@ -98,11 +95,11 @@ def _list(
 
     from stepscope.api.suite import list_contents
 
-    found = list_contents(request.below)
+    contents = list_contents(request.below)
     if json:
-        print_json(found)
+        print_json(contents)
     else:
-        Console(highlight=False).print(*contents_text(found), sep="\n")
+        Console(highlight=False).print(*contents_text(contents), sep="\n")
 
 
 SUBCOMMANDS = {
@@ -122,13 +119,13 @@ def render_results(results: Results, against: str | None, models: bool) -> list[
 
     from stepscope.api.suite import result_scores, results_heading, score_line
     from stepscope.experiments.suite.results import published_figure_rows, settings_table
-    from stepscope.report.suite_tables import model_table, results_table, score_table, setting_notes
+    from stepscope.report.suite_report import model_table, results_table, score_table, setting_notes
 
     frame = settings_table(results)
     parts: list[RenderableType] = [*(Text(line) for line in results_heading(results)), Text(""), results_table(frame)]
-    said = setting_notes(frame)
-    more = [f"... and {len(said) - _MOST_NOTES} more (see suite export)"] if len(said) > _MOST_NOTES else []
-    parts += [Text(f"- {line}", style="dim", overflow="fold") for line in [*said[:_MOST_NOTES], *more]]
+    notes = setting_notes(frame)
+    more = [f"... and {len(notes) - _MOST_NOTES} more (see suite export)"] if len(notes) > _MOST_NOTES else []
+    parts += [Text(f"- {line}", style="dim", overflow="fold") for line in [*notes[:_MOST_NOTES], *more]]
     for score in result_scores(results, against):
         parts += [Text(""), Text(score_line(score), style="bold")]
         if against is not None:
@@ -151,11 +148,11 @@ def results_json(results: Results, against: str | None) -> dict[str, Any]:
     }
 
 
-def contents_text(found: dict[str, Any]) -> list[str]:
+def contents_text(contents: dict[str, Any]) -> list[str]:
     """Return the contents as text for the terminal."""
-    lines = [f"{tier} ({len(names)}): {', '.join(names)}" for tier, names in found["tiers"].items()]
-    lines += [""] + [_sweep_text(sweep) for sweep in found["sweeps"]]
-    return [*lines, f"reference devices: {', '.join(found['reference_devices']) or 'none'}"]
+    lines = [f"{tier} ({len(names)}): {', '.join(names)}" for tier, names in contents["tiers"].items()]
+    lines += [""] + [_sweep_text(sweep) for sweep in contents["sweeps"]]
+    return [*lines, f"reference devices: {', '.join(contents['reference_devices']) or 'none'}"]
 
 
 def _sweep_text(sweep: dict[str, Any]) -> str:
@@ -169,7 +166,7 @@ def print_fleet_results(path: Path, against: str | None, models: bool, json: boo
     from rich.console import Console
 
     from stepscope.experiments.fleet.scheduling import FleetFolder, fleet_results
-    from stepscope.report.suite_tables import results_table, setting_notes
+    from stepscope.report.suite_report import results_table, setting_notes
 
     folder = FleetFolder(path)
     if against is not None or models or html:

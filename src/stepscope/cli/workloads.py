@@ -113,10 +113,10 @@ def band_text(row: dict[str, Any]) -> str:
 
 def refuse_broken_bands(rows: Iterable[dict[str, Any]]) -> None:
     """StepscopeError with those whose loss left its band."""
-    left = [row["name"] for row in rows if row["holds"] is False]
-    if left:
+    broken = [row["name"] for row in rows if row["holds"] is False]
+    if broken:
         raise StepscopeError(
-            f"the loss is not where it was recorded: {', '.join(left)}",
+            f"the loss is not where it was recorded: {', '.join(broken)}",
             "was the network, its data or an optimizer changed? bands are seed 0 on a CPU with torch 2.13",
         )
 
@@ -131,10 +131,10 @@ def _loss_band_row(workload: Workload) -> dict[str, Any]:
     from stepscope.workloads._loss_bands import check
 
     try:
-        found = check(workload)
+        verdict = check(workload)
     except (DataUnavailable, MissingDependency) as error:
         return {"holds": None, "why_not": f"{error} ({error.hint})" if error.hint else str(error)}
-    if found is None:
+    if verdict is None:
         return {"holds": None, "why_not": workload.no_band}
-    about = {"learns": found.learns, "first": found.first, "again": found.again, "end": found.end}
-    return {"holds": found.holds, **about, **vars(found.band)}
+    about = {"learns": verdict.learns, "first": verdict.first, "again": verdict.again, "end": verdict.end}
+    return {"holds": verdict.holds, **about, **vars(verdict.band)}
