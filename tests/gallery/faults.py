@@ -23,9 +23,9 @@ MODULES = (
     "arrays", "clock", "errors", "files", "liveness", "part_names", "privacy", "request", "record.access",
     "record.c_allocators", "record.fault_boundary", "record.call_samples", "record.device", "record.empty_process",
     "record.event_cost", "record.run_facts", "record.framework", "record.gradient_threads", "record.kineto",
-    "record.layer_times", "record.listeners", "record.memory.rows", "record.memory.event_tree",
+    "record.layer_times", "record.listeners", "record.loader_batches", "record.memory.rows", "record.memory.event_tree",
     "record.memory.tensor_watch", "record.meters", "record.ops.closures", "record.ops.costs", "record.ops.events",
-    "record.ops.modules", "record.ops.rows", "record.ops.source_lines", "record.ops.updates",
+    "record.ops.module_calls", "record.ops.modules", "record.ops.rows", "record.ops.source_lines", "record.ops.updates",
     "record.optimizer_identity", "record.plan", "record.processes.children", "record.processes.training",
     "record.profile", "record.recorder", "record.repeated_steps", "record.sample_count", "record.sampler.process",
     "record.sensors", "record.sensors.contract", "record.sensors.number_files", "record.session", "record.settings",
@@ -36,7 +36,7 @@ MODULES = (
 COMMAND = (  # of `stepscope run`, which starts a script
     "__main__", "api.run_request", "cli._script", "quantities", "record.ceilings",
     "record.processes.promotion", "record.script", "record.signals", "run_paths", "runfolder.checksums",
-    "runfolder.op_parts", "runfolder.pack", "runfolder.reader", "runfolder.samples", "runfolder.tables",
+    "runfolder.pack", "runfolder.reader", "runfolder.samples", "runfolder.tables",
     "runfolder.thinning", "runfolder.validation",
 )  # fmt: skip
 # Of what is loaded in a training's process, these hold no function that a fault could stand in, or pytest calls it.

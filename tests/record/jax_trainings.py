@@ -165,7 +165,7 @@ TRAININGS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "own_trace": own_trace,
     **{
         f"fault in {name}": failing(name)
-        for name in ("wait_for_step", "before_step", "step_ends", "_flush", "_open", "model_rows")
+        for name in ("wait_for_step", "before_step", "step_ends", "_flush_window", "_open_window", "model_rows")
     },
 }
 

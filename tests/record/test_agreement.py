@@ -18,7 +18,7 @@ from stepscope.record.ops.modules import ModuleRegistry
 from stepscope.record.ops.rows import OpCostsByShape, StepSpan, Window, rows_of
 from stepscope.record.ops.updates import OptimizerCalls
 from stepscope.record.torch_hooks import TorchHooks
-from stepscope.runfolder.reader import frame_of
+from stepscope.runfolder.tables import frame_of
 
 
 class ScopesAlone:

@@ -9,10 +9,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from tests.fabricate import CEILINGS, fabricate_run
 
+from stepscope.analysis.device.ceilings import ceilings_of, ceilings_remedy, read_ceilings, why_no_ceilings
+from stepscope.analysis.run import Run
 from stepscope.record import ceiling_probe, ceilings
+from stepscope.runfolder.computation import PROBED
 
 
 class Probe:
@@ -32,7 +37,7 @@ class Probe:
 @pytest.fixture
 def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Probe:
     made = Probe()
-    monkeypatch.setattr(ceilings, "_probed", made)
+    monkeypatch.setattr(ceilings, "_run_probe", made)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv(ceilings.SWITCH, "on")
     return made
@@ -61,6 +66,21 @@ def test_a_disturbed_probe_is_made_again_later_and_the_highest_rate_is_kept(prob
     assert found is not None
     assert max(row["flops_per_s"] for row in found["arithmetic"]) == 2.2e9
     assert found["run_queue_share"] == 0.3
+
+
+def test_a_probe_that_met_load_in_its_largest_arrays_alone_is_made_again_later(
+    probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = copy.deepcopy(CEILINGS["bandwidth"])
+    monkeypatch.setitem(CEILINGS, "bandwidth", [*quiet[:-1], {**quiet[-1], "waited": 0.4, "bytes_per_s": 1e9}])
+    ceilings.ceilings(threads=1)
+    (kept,) = tmp_path.glob("cache/stepscope/ceilings/*.json")
+    os.utime(kept, (0, time.time() - 4000))
+    monkeypatch.setitem(CEILINGS, "bandwidth", quiet)
+    merged = ceilings.ceilings(threads=1)
+    assert probe.calls == 2
+    assert merged is not None
+    assert not any(row.get("waited") for row in merged["bandwidth"])
 
 
 def test_another_torch_or_clock_limit_is_measured_anew(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,5 +143,70 @@ def test_a_block_in_which_the_probe_waited_gives_way_to_a_slower_one_that_was_cl
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     blocks = iter([ceiling_probe.Timed(1.0, 0.5), ceiling_probe.Timed(3.0, 0.0)] * 1000)
-    monkeypatch.setattr(ceiling_probe, "_block", lambda call, calls, wait: next(blocks))
+    monkeypatch.setattr(ceiling_probe, "_time_block", lambda call, calls, wait: next(blocks))
     assert ceiling_probe.time_fastest_block(lambda: None, seconds=0.0).seconds == 3.0
+
+
+def test_the_bandwidth_of_memory_is_unknown_where_the_arrays_that_no_cache_holds_were_disturbed() -> None:
+    rows = [
+        {"kind": kind, "bytes": size, "bytes_per_s": 8e10 if size < 1e7 else 1e10, "waited": 0.0 if size < 1e7 else 0.3}
+        for kind in ("copy", "triad", "fresh")
+        for size in (131_072, 8_388_608, 67_108_864)
+    ]
+    stated, share = ceiling_probe.drop_disturbed_rates(rows)
+    assert share == 0.0
+    limits = read_ceilings({**CEILINGS, "bandwidth": stated})
+    assert limits.peak_bytes_per_s is None, "that of a cache is none"
+    times_ns = limits.memory_ns(np.array([65_536.0, 30e6]))
+    assert times_ns[0] == pytest.approx(65_536 / 4e10 * 1e9)
+    assert np.isnan(times_ns[1])
+    quiet = [{**row, "waited": 0.0} for row in rows]
+    assert read_ceilings({**CEILINGS, "bandwidth": quiet}).peak_bytes_per_s == 1e10
+
+
+def _recorder(**flops_by_device: dict[str, int]) -> dict[str, Any]:
+    flops = {name.replace("_", ":"): counts for name, counts in flops_by_device.items()}
+    return {"recorder": {"mode": "adaptive", "flops_by_format": flops}, "workload": {"name": "train"}}
+
+
+def test_ceilings_of_a_script_are_of_the_device_and_format_of_most_of_its_flops(tmp_path: Path, probe: Probe) -> None:
+    header = _recorder(cpu={"float32": 5}, cuda_1={"float32": 7, "bfloat16": 90})
+    run = fabricate_run(tmp_path / "runs", steps=6, device={"ceilings": None}, header=header)
+    ceilings.write_ceilings(run)
+    written = json.loads((run / "device.json").read_text())["ceilings"]
+    assert (written["device"], written["precision"]) == ("cuda:1", "bfloat16")
+    assert ceilings.cached_ceilings("cuda:1", "bf16", 2) is not None
+
+
+def test_a_training_in_a_format_that_no_probe_computes_in_gets_no_ceilings(tmp_path: Path, probe: Probe) -> None:
+    header = _recorder(cuda_0={"float8_e4m3fn": 90, "bfloat16": 7})
+    run = Run(fabricate_run(tmp_path / "runs", steps=6, device={"ceilings": None}, header=header))
+    ceilings.write_ceilings(run.path)
+    assert probe.calls == 0
+    assert why_no_ceilings(run) == "most FLOPs of this training are in float8_e4m3fn, and none are measured in it"
+    assert "bfloat16" in ceilings_remedy(run)
+
+
+def test_ceilings_of_another_format_than_the_training_computes_in_are_withheld(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=6, header=_recorder(cpu={"bfloat16": 90, "float32": 7})))
+    assert ceilings_of(run) is None
+    assert why_no_ceilings(run).endswith("are in bfloat16, and the ceilings in this run are of float32")
+    assert "doctor --ceilings --precision bfloat16 measures" in ceilings_remedy(run)
+    same = Run(fabricate_run(tmp_path / "same", steps=6, header=_recorder(cpu={"bfloat16": 7, "float32": 90})))
+    assert ceilings_of(same) is not None
+
+
+def test_the_first_accelerator_is_one_device_with_or_without_its_number(probe: Probe) -> None:
+    ceilings.ceilings("cuda", "fp16", 2)
+    assert ceilings.cached_ceilings("cuda:0", "float16", 2) is not None
+    assert ceilings.cached_ceilings("cuda:1", "float16", 2) is None
+
+
+def test_the_probe_lets_products_round_as_the_training_did() -> None:
+    mode = torch.get_float32_matmul_precision()
+    try:
+        ceiling_probe._set_float32_switches("float32-high")
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(mode)
+    assert set(PROBED) == set(ceiling_probe.DTYPES)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,9 @@ def test_running_out_of_memory_is_a_status_of_its_own() -> None:
     assert status_of(MemoryError())[0] == "oom"
     assert status_of(torch.cuda.OutOfMemoryError("CUDA out of memory"))[0] == "oom"
     assert status_of(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1"))[0] == "oom"
+    for words in ("CUDA error: out of memory", "MPS backend out of memory (MPS allocated: 1)"):
+        assert status_of(RuntimeError(words))[0] == "oom"
+    assert status_of(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))[0] == "oom"
     assert status_of(SystemExit(0)) == ("ok", None)
     assert status_of(SystemExit(3))[0] == "failed"
 
@@ -149,6 +153,52 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_training(tmp_path:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OutputNotWritable, match="file"):
         stepscope.profile(out=tmp_path / "file").__enter__()
+
+
+def test_a_run_in_a_generator_that_its_consumer_leaves_is_ok(tmp_path: Path) -> None:
+    def epochs() -> Generator[Path, None, None]:
+        with stepscope.profile(out=tmp_path, record="none") as scope:
+            while True:
+                scope.step()
+                yield scope.path
+
+    training = epochs()
+    path = next(training)
+    training.close()
+    assert RunReader(path).status == "ok"
+
+
+def test_a_status_that_is_none_is_said_where_the_run_is_closed_with_it(tmp_path: Path) -> None:
+    scope = stepscope.profile(out=tmp_path, record="none").__enter__()
+    scope.step()
+    scope.close("done")
+    run = RunReader(scope.path)
+    assert (run.status, "'done'" in str(run.meta["reason"])) == ("interrupted", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"record": 10}, "cannot record 10"),
+        ({"model": len}, "builtin_function_or_method is no model"),
+        ({"model": [nn.Linear(1, 1), None]}, "NoneType is no model"),
+        ({"samples": "32"}, "samples='32' is no count"),
+        ({"samples": 8.5}, "samples=8.5 is no count"),
+        ({"samples": -3}, "samples=-3 is no count"),
+        ({"period": float("nan")}, "period=nan is no time"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_before_the_training(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        stepscope.profile(out=tmp_path, **options).__enter__()
+
+
+def test_models_may_come_from_a_generator(tmp_path: Path) -> None:
+    model = nn.Linear(8, 1)
+    run = record(simple_loop(model, 2), tmp_path, (part for part in [model]))
+    assert set(run.model["type"].to_list()) == {"Linear"}
 
 
 def test_a_period_below_a_millisecond_is_refused(tmp_path: Path) -> None:

@@ -75,9 +75,8 @@ def test_steps_are_the_same_for_the_plan_however_many_kernels_they_launched() ->
     events = read_event_columns([], names, cuda=False)
     events.gpu = gpu
     name = np.array([both[0], both[1], both[0], both[1], both[1]])
-    rows = UncostedRows(
-        events, np.arange(5), np.array([0, 0, 1, 1, 1]), name, np.zeros(5, dtype=np.int64), np.full(5, 7), names.texts()
-    )
+    steps, modules, parent = np.array([0, 0, 1, 1, 1]), np.zeros(5, dtype=np.int64), np.array([-1, 0, -1, 0, 0])
+    rows = UncostedRows(events, np.arange(5), steps, name, modules, np.full(5, 7), names.texts(), parent)
     spans = [StepSpan(1, 0, 10, 4), StepSpan(2, 10, 20, 4)]
     profiles, _, _ = OpCostsByShape().look_up(Window([], spans, 0, OptimizerCalls(), False, True), rows)
     assert profiles[0].signature == profiles[1].signature

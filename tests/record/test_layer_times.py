@@ -336,7 +336,7 @@ def test_a_profiler_of_another_thread_waits_for_the_trial(tmp_path: Path, monkey
     ["LayerRecorder.learn_from_step", "LayerRecorder.may_open", "LayerRecorder.rehearse", "LayerRecorder.repeated",
      "LayerRecorder.settled_window", "LayerRecorder.start", "LayerTimes.__init__", "LayerTimes.part",
      "LayerTimes.passed", "LayerTimes.updating", "LayerTrial.__init__", "LayerTrial.measure_in_window", "_calls_of",
-     "_followed_by_a_pass", "_joined", "per_call_ns"],
+     "_ends_before_next_pass", "_nodes_with_ranges", "per_call_ns"],
 )  # fmt: skip
 def test_a_fault_of_ours_ends_profiling_and_the_training_computes_what_it_would(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

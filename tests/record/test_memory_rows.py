@@ -17,7 +17,7 @@ from stepscope.record.ops.events import BACKWARD, FORWARD, Events
 from stepscope.record.ops.rows import LabelledEvents, StepSpan, Window
 from stepscope.record.ops.updates import OptimizerCalls
 from stepscope.runfolder.parts import from_bytes, to_bytes
-from stepscope.runfolder.reader import frame_of
+from stepscope.runfolder.tables import frame_of
 
 START, END = 1_000, 2_000
 NAMES = ["aten::conv", "aten::empty", "Backward0"]

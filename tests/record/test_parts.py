@@ -15,7 +15,7 @@ from torch import nn
 
 from stepscope import Run
 from stepscope.record import op_windows, recorder, torch_private
-from stepscope.record.ops.modules import ModuleCallLog
+from stepscope.record.ops.module_calls import ModuleCallLog
 from stepscope.runfolder import RunReader
 
 PART = "step-profiled-in-part"

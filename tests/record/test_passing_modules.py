@@ -182,7 +182,7 @@ def test_an_exception_amid_the_registering_of_a_model_leaves_the_book_as_it_was(
     book, part = ModuleRegistry(), nn.Linear(2, 2)
     book.add_root(part)
     model = nn.Sequential(nn.Sequential(part, nn.ReLU()), nn.Tanh())
-    left, plain = place, modules._Known
+    left, plain = place, modules._RegisteredModule
 
     def interrupted(*args: Any) -> Any:
         nonlocal left
@@ -191,7 +191,7 @@ def test_an_exception_amid_the_registering_of_a_model_leaves_the_book_as_it_was(
             raise TimeoutError
         return plain(*args)
 
-    monkeypatch.setattr(modules, "_Known", interrupted)
+    monkeypatch.setattr(modules, "_RegisteredModule", interrupted)
     adopt = ModuleRegistry._move_into_root
     monkeypatch.setattr(ModuleRegistry, "_move_into_root", lambda *args: (adopt(*args), interrupted(*[None] * 4)))
     with pytest.raises(TimeoutError) if place <= 5 else contextlib.nullcontext():
@@ -230,3 +230,22 @@ def test_what_is_known_of_modules_that_are_made_anew_does_not_grow_with_the_step
     parts = [finder, *(part for part in vars(finder).values() if hasattr(part, "__dict__"))]
     containers = [held for part in parts for held in vars(part).values() if isinstance(held, (dict, set, list))]
     assert max(map(len, containers)) < 500
+
+
+def test_a_thousand_models_of_a_list_are_told_apart_in_no_time() -> None:
+    book, models = ModuleRegistry(), [nn.Linear(1, 1) for _ in range(1_000)]
+    for model in models:
+        book.index(model)
+    assert book._searched < 200_000  # modules, at a microsecond each: of the last ones none was looked for
+    names = [name for name, _ in book.names()]
+    assert len(set(names)) == 1_000
+    assert names[:3] == ["Linear", "Linear#2", "Linear#3"]
+
+
+def test_a_layer_that_is_added_to_one_of_many_models_has_its_name_there() -> None:
+    book, models = ModuleRegistry(), [nn.Sequential(nn.Linear(1, 1)) for _ in range(50)]
+    for model in models:
+        book.index(model)
+    models[7].append(nn.Linear(1, 1))
+    book.index(models[7][1])
+    assert book.names()[-1][0].endswith(".1")

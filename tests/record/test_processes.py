@@ -23,7 +23,7 @@ from stepscope.record.processes.promotion import promote_first_part_with_steps
 from stepscope.record.processes.training import Orders, claim_writer
 from stepscope.record.script import run_script
 from stepscope.record.settings import Settings
-from stepscope.report.screen import render
+from stepscope.report.first_screen import render
 from stepscope.runfolder import RunReader, RunWriter
 
 SEEN = """

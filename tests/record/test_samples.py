@@ -6,17 +6,22 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.record.loops import record
 from torch import nn
 from torch.utils import swap_tensors
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import stepscope
 from stepscope.analysis.run import Run
+from stepscope.record.loader_batches import LoaderBatches
+from stepscope.record.memory import tensor_watch
+from stepscope.record.sample_count import tensors_in
 from stepscope.runfolder import RunReader
 
 
@@ -462,3 +467,38 @@ def test_a_layer_that_is_added_in_mid_training_and_a_lazy_one_have_their_names(t
             scope.step()
     types = dict(RunReader(scope.path).model.select("module", "type").iter_rows())
     assert {name: types.get(name) for name in ("b", "c.0", "c.1")} == {"b": "Linear", "c.0": "Linear", "c.1": "Tanh"}
+
+
+@pytest.mark.parametrize(("rows", "shape", "batch"), [(70, (32,), 32), (7, (3, 4), 3)])
+def test_the_last_batch_is_a_smaller_one_where_samples_have_as_many_values_as_full_ones_have_samples(
+    tmp_path: Path, rows: int, shape: tuple[int, ...], batch: int
+) -> None:
+    model = nn.Linear(shape[-1], 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = DataLoader(TensorDataset(torch.randn(rows, *shape)), batch_size=batch)
+
+    def loop(step: Any) -> None:
+        for _ in range(2):
+            for (images,) in data:
+                model(images).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                step()
+
+    run = record(loop, tmp_path, record="none")
+    assert run.steps["samples"].to_list() == [batch, batch, rows - 2 * batch] * 2
+
+
+def test_sequences_of_any_length_that_are_batched_along_the_second_side_are_as_many_as_a_batch() -> None:
+    loader, iterator = LoaderBatches(), SimpleNamespace(_index_sampler=SimpleNamespace(batch_size=4))
+    lengths = [4, 2, 3, 2, 5]
+    samples = [loader.samples(iterator, [torch.zeros(length, 4)]) for length in lengths]
+    assert samples[2:] == [4, 4, 4]
+
+
+def test_arguments_that_refer_to_each_other_are_looked_at_once() -> None:
+    nodes: list[dict[str, Any]] = [{"value": torch.zeros(number + 1)} for number in range(30)]
+    for node in nodes:
+        node["neighbours"] = nodes
+    assert {tensor.numel() for tensor in tensors_in((nodes,))} == set(range(1, 31))
+    assert {tensor.numel() for tensor in tensor_watch.tensors_in(nodes)} == set(range(1, 31))

@@ -77,8 +77,8 @@ class Machine:
 def test_adaptive_recording_stops_when_the_medians_are_known() -> None:
     plan = Plan(parse_schedule("adaptive"))
     recorded = Machine(step_ms=100, recording_ms=1, window_ms=1, noise=0.01).train(plan, 1000)
-    assert plan.known is not None
-    assert plan.known >= 0.99
+    assert plan.known_share is not None
+    assert plan.known_share >= 0.99
     assert 6 <= len([step for step in recorded if step < 300]) <= 60
 
 
@@ -102,8 +102,8 @@ def test_an_operator_of_some_seconds_whose_time_varies_is_not_taken_for_known(mo
     monkeypatch.setattr(Machine, "profile", varying)
     plan = Plan(parse_schedule("adaptive"))
     Machine(step_ms=5_000, recording_ms=1, window_ms=1, noise=0).train(plan, 60)
-    assert plan.known is not None
-    assert plan.known < 0.01
+    assert plan.known_share is not None
+    assert plan.known_share < 0.01
 
 
 def test_recording_that_costs_much_stays_within_its_share_of_the_run() -> None:
@@ -157,7 +157,7 @@ def test_cost_and_allowance_are_on_the_same_clock() -> None:
 
 def test_ranks_of_one_training_profile_the_same_steps() -> None:
     fast, slow = (
-        Machine(step, 1, window, noise=0.3).train(Plan(parse_schedule("adaptive"), together=True), 1500)
+        Machine(step, 1, window, noise=0.3).train(Plan(parse_schedule("adaptive"), same_steps_on_all_ranks=True), 1500)
         for step, window in ((1, 30), (100, 1))
     )
     assert fast == slow
@@ -194,3 +194,11 @@ def test_shapes_are_looked_at_one_step_later_where_the_first_was_profiled_in_par
     plan.postpone_shapes()
     plan.records(3, 0)
     assert not plan.wants_shapes(3, 0), "a step that is too large stays so"
+
+
+@pytest.mark.parametrize("record", ["all", "none", "first:3", "every:1", "every:7", "every:500", "schedule"])
+def test_the_next_recorded_step_is_the_first_one_of_those_that_follow(record: str) -> None:
+    choice = parse_schedule(schedule(wait=2, warmup=1, active=2, repeat=2) if record == "schedule" else record)
+    for step in range(30):
+        steps = [ahead for ahead in range(1, 200) if choice.records(step + ahead)]
+        assert choice.steps_until_recorded(step, 200) == min(steps, default=200)

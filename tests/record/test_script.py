@@ -24,7 +24,7 @@ from stepscope.files import read_json
 from stepscope.record.script import interpreter_options, run_script
 from stepscope.record.settings import Settings
 from stepscope.record.signals import signals_passed_on
-from stepscope.report.live.folder import status_from_header
+from stepscope.report.live.growing_files import status_from_header
 from stepscope.runfolder import RunReader, RunWriter
 
 TRAIN = """

@@ -15,9 +15,11 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+import stepscope
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.layers import with_sources
 from stepscope.record.ops import source_lines
+from stepscope.runfolder import RunReader
 
 
 class Block(nn.Module):
@@ -142,6 +144,19 @@ def test_lines_are_of_a_step_however_long_its_window_is(tmp_path: Path, monkeypa
     per_step = run.ops.filter(pl.col("step") == 1).height
     assert per_step <= 400 < run.ops.height
     assert called_at(run, "forward", "blocks.0", "aten::relu") == [line("a function")]
+
+
+def test_lines_are_of_a_later_step_where_a_pause_has_cut_the_first_window(tmp_path: Path) -> None:
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with stepscope.profile(model, out=tmp_path, record="all") as scope:
+        for _ in range(4):
+            scope.pause()
+            scope.resume()
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            scope.step()
+    assert {row["module"] for row in RunReader(scope.path).sources.iter_rows(named=True)} >= {""}
 
 
 def test_nothing_is_listened_to_after_the_step_and_runs_without_lines_open(run: Run) -> None:

@@ -948,10 +948,12 @@ def test_a_resume_without_a_pause_of_this_step_profiles_nothing_more(tmp_path: P
     with stepscope.profile(model, out=tmp_path, record="every:2") as scope:
         for _ in range(6):
             scope.resume()
-            model(torch.randn(4, 8)).sum().backward()
-            scope.pause()
             if again:
+                scope.pause()
                 scope.resume()
+            model(torch.randn(4, 8)).sum().backward()
+            if not again:
+                scope.pause()
             scope.step()
     assert RunReader(scope.path).steps["recorded"].to_list() == [again, False] * 3
 

@@ -62,6 +62,22 @@ def test_layers_have_their_updates_whatever_the_groups(groups: int, tmp_path: Pa
     assert updates["module"].to_list() == wanted
 
 
+class Derived(torch.optim.SGD):
+    """Its update is that of its base class, which torch makes a range of its own for."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def test_layers_have_their_updates_where_a_step_calls_that_of_its_base_class(tmp_path: Path) -> None:
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)  # torch routes the step of a class with its first object
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    rows = last_step(record(loop_of(model, Derived(model.parameters(), lr=0.01, foreach=False)), tmp_path, model))
+    updates = rows.filter((pl.col("phase") == "optimizer") & (pl.col("name") == "aten::add_"))
+    assert updates["module"].to_list() == ["0", "0", "2", "2"]
+
+
 def loop_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     def loop(step: Any) -> None:
         for _ in range(4):

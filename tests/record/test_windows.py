@@ -18,8 +18,11 @@ from types import FrameType
 
 import numpy as np
 import pytest
+import torch
 from tests.patience import HANG_S
+from torch import nn
 
+import stepscope
 from stepscope.record.gradient_threads import run_at_end_of_thread
 from stepscope.record.op_windows import RamAlarm
 from stepscope.runfolder import RunReader
@@ -251,6 +254,25 @@ class _Recorder:
 
     def thread_ends(self) -> None:
         self.ended += 1
+
+
+@pytest.mark.parametrize("record", ["all", "adaptive"])
+def test_the_last_window_of_a_thread_that_trains_is_written_as_it_ends(tmp_path: Path, record: str) -> None:
+    def train() -> None:
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+
+    with stepscope.profile(out=tmp_path, record=record, steps="optimizer") as scope:
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    run = RunReader(scope.path)
+    assert run.steps.filter("recorded")["step"].to_list() == run.ops["step"].unique().sort().to_list()
+    assert "ops-lost" not in [event["kind"] for event in run.events]
 
 
 def test_a_thread_has_not_ended_when_its_next_window_opens() -> None:

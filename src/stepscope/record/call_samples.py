@@ -138,7 +138,7 @@ class CallSamples:
         self._samples.called(number, shape[axis] if type(shape[axis]) is int else None, True)
         self.input_shape = [n for index, n in enumerate(shape) if index != axis and type(n) is int]
 
-    def _settle_batched(self, output: Any) -> None:
+    def _count_pending_vector(self, output: Any) -> None:
         """A vector went in: if as many numbers come out it was a batch of numbers, else the values of one sample."""
         if self._unbatched is None:
             return
@@ -157,7 +157,7 @@ class CallSamples:
     def returned(self, output: Any) -> None:
         """Note that the call has returned."""
         self._count_by_seen_axis()
-        self._settle_batched(output)
+        self._count_pending_vector(output)
 
     def raised(self) -> bool:
         """Note that the call ended with an exception; return whether its samples were told."""
@@ -213,7 +213,7 @@ class BatchWitness:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is called."""
         if isinstance(module, TELLING) and threading.get_ident() == self._thread:
-            size = _batch(module, args[0] if args else kwargs.get("input", kwargs.get("query")))
+            size = _batch_size_of_layer(module, args[0] if args else kwargs.get("input", kwargs.get("query")))
             if size is not None and size not in self.sizes:
                 self.sizes.append(size)
 
@@ -228,12 +228,12 @@ class BatchWitness:
         return fitting[0] if len(fitting) == 1 else None
 
 
-def _batch(module: nn.Module, given: Any) -> int | None:
+def _batch_size_of_layer(module: nn.Module, argument: Any) -> int | None:
     """The samples in what this module is given; None where it is unbatched, packed or something else."""
-    if not isinstance(given, torch.Tensor):
+    if not isinstance(argument, torch.Tensor):
         return None
     with torch._C.DisableTorchFunction():
-        shape = tuple(given.shape)
+        shape = tuple(argument.shape)
     if isinstance(module, nn.RNNCellBase):
         size = shape[0] if len(shape) == 2 else None
     else:

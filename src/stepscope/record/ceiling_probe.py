@@ -23,7 +23,12 @@ from stepscope.record.ops.costs import convolution_flops, product_flops
 from stepscope.runfolder.schema import QUIET
 
 Call = Callable[[], Any]
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    **dict.fromkeys(("float32", "float32-high", "float32-medium", "float32-ieee"), torch.float32),
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 SIDES = (32, 64, 128, 256, 512, 1024, 2048)
 CONVOLUTIONS = ((8, 16, 32, 3), (16, 32, 32, 3), (16, 64, 32, 3), (32, 128, 16, 3), (32, 256, 16, 1))
 _ARRAY_BYTES = (16_384, 131_072, 524_288, 2_097_152, 8_388_608, 67_108_864)
@@ -55,7 +60,7 @@ def time_fastest_block(call: Call, wait: Call = lambda: None, seconds: float = _
     """
     call()
     wait()
-    blocks = [_block(call, 1, wait) for _ in range(2)]
+    blocks = [_time_block(call, 1, wait) for _ in range(2)]
     calls = max(1, round(_BLOCK_S / max(min(block.seconds for block in blocks), 1e-9)))
     began = time.perf_counter()
     while (
@@ -63,11 +68,11 @@ def time_fastest_block(call: Call, wait: Call = lambda: None, seconds: float = _
         or (elapsed := time.perf_counter() - began) < seconds
         or (elapsed < _PATIENCE * seconds and not any(block.is_undisturbed for block in blocks))
     ):
-        blocks.append(_block(call, calls, wait))
+        blocks.append(_time_block(call, calls, wait))
     return min([block for block in blocks if block.is_undisturbed] or blocks, key=lambda block: block.seconds)
 
 
-def _block(call: Call, calls: int, wait: Call) -> Timed:
+def _time_block(call: Call, calls: int, wait: Call) -> Timed:
     before = _waited_ns()
     began = time.perf_counter()
     for _ in range(calls):
@@ -93,7 +98,7 @@ def measure_arithmetic(
     for side in sides:
         a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
         timed = time_fastest_block(lambda a=a, b=b: torch.mm(a, b), wait)  # type: ignore[misc]
-        yield _rate("gemm", f"{side} x {side} matrices", product_flops(side, side, side), timed)
+        yield _rate_row("gemm", f"{side} x {side} matrices", product_flops(side, side, side), timed)
         if timed.seconds > _MOST_ONCE_S / 8:  # the next one is eight times slower
             break
     rate = math.inf
@@ -114,11 +119,11 @@ def measure_arithmetic(
 
         timed = time_fastest_block(forward, wait)
         rate = flops / timed.seconds
-        yield _rate("convolution", what, flops, timed)
-        yield _rate("convolution backward", what, 2 * flops, time_fastest_block(backward, wait))
+        yield _rate_row("convolution", what, flops, timed)
+        yield _rate_row("convolution backward", what, 2 * flops, time_fastest_block(backward, wait))
 
 
-def _rate(kind: str, what: str, flops: int, timed: Timed) -> dict[str, Any]:
+def _rate_row(kind: str, what: str, flops: int, timed: Timed) -> dict[str, Any]:
     return {"kind": kind, "what": what, "flops": flops, "flops_per_s": flops / timed.seconds, "waited": timed.waited}
 
 
@@ -144,7 +149,7 @@ def measure_bandwidth(device: str, dtype: torch.dtype, wait: Call) -> Iterator[d
 def measure_dispatch(device: str) -> dict[str, float]:
     """Return the ns of an op call on one number, of a module call, of a node of backward, and of a Python call."""
     x = torch.zeros(1, device=device)
-    wanted = torch.zeros(1, device=device, requires_grad=True)
+    leaf = torch.zeros(1, device=device, requires_grad=True)
     module = nn.Identity()
 
     def nothing() -> None:
@@ -154,13 +159,13 @@ def measure_dispatch(device: str) -> dict[str, float]:
         return time_fastest_block(lambda: [call() for _ in range(_TINY_CALLS // 100)]).seconds / (_TINY_CALLS // 100)
 
     def chain() -> Tensor:
-        y = wanted
+        y = leaf
         for _ in range(_CHAIN):
             y = y.neg()
         return y
 
     graph = chain()
-    node = time_fastest_block(lambda: torch.autograd.grad(graph, wanted, retain_graph=True)).seconds / _CHAIN
+    node = time_fastest_block(lambda: torch.autograd.grad(graph, leaf, retain_graph=True)).seconds / _CHAIN
     seconds = {
         "op_ns": repeated(lambda: x.neg()),
         "module_ns": repeated(lambda: module(x)),
@@ -170,7 +175,7 @@ def measure_dispatch(device: str) -> dict[str, float]:
     return {name: value * 1e9 for name, value in seconds.items()}
 
 
-def _waiter(device: str) -> Call:
+def _synchronizer(device: str) -> Call:
     """Return what waits until an accelerator has done what it was given; a CPU has."""
     kind = device.partition(":")[0]
     accelerator: Any = getattr(torch, kind, None)
@@ -181,20 +186,35 @@ def drop_disturbed_rates(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str,
     """Return the rates without those of which each block was disturbed, and the share of waiting in those that stay.
 
     A long call meets other load in every block, a short one in few: of each kind the quiet ones stay, all where there
-    is none.
+    is none. Arrays that no cache holds are the longest of all, and no smaller ones stand for them: theirs stay with
+    what they waited, so that the bandwidth of memory is known to be unknown.
     """
-    kept: list[dict[str, Any]] = []
+    stated: list[dict[str, Any]] = []
+    waited = 0.0
     for kind in dict.fromkeys(row["kind"] for row in rows):
         own = [row for row in rows if row["kind"] == kind]
-        kept += [row for row in own if row["waited"] <= QUIET] or own
-    return kept, max((row["waited"] for row in kept), default=0.0)
+        quiet = [row for row in own if row["waited"] <= QUIET] or own
+        waited = max(waited, *(row["waited"] for row in quiet))
+        largest = max(row.get("bytes", 0) for row in own)
+        stated += [row for row in own if row in quiet or (largest and row["bytes"] == largest)]
+    return stated, waited
+
+
+def _set_float32_switches(precision: str) -> None:
+    """Let products of float32 round as a training of this precision let them (`runfolder.computation.PROBED`)."""
+    name, _, switch = precision.partition("-")
+    if name == "float32" and switch in ("high", "medium"):
+        torch.set_float32_matmul_precision(switch)
+    if switch == "ieee":
+        torch.backends.cudnn.allow_tf32 = False
 
 
 def probe(device: str, precision: str, threads: int | None) -> dict[str, Any]:
     """Measure everything; some seconds."""
     if threads is not None:
         torch.set_num_threads(threads)
-    dtype, wait = DTYPES[precision], _waiter(device)
+    _set_float32_switches(precision)
+    dtype, wait = DTYPES[precision], _synchronizer(device)
     began, waited_ns = time.perf_counter(), _waited_ns()
     with torch.no_grad():
         rates, rates_waited = drop_disturbed_rates(list(measure_arithmetic(device, dtype, wait)))

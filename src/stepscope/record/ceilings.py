@@ -17,6 +17,7 @@ from stepscope.errors import StepscopeError
 from stepscope.files import read_json_object, try_store_json, user_cache
 from stepscope.record.device import describe_device, temperatures_and_clocks, usable_cores
 from stepscope.record.empty_process import installed_version
+from stepscope.runfolder.computation import PROBED, main_computation
 from stepscope.runfolder.schema import QUIET
 
 FORMAT = 2  # of the probe: another number is measured anew
@@ -24,7 +25,7 @@ SWITCH = "STEPSCOPE_CEILINGS"  # "off": nothing is measured after a run, as with
 _AGAIN_S = 600  # after which one that was disturbed is made again
 _TIMEOUT_S = 120
 _IDENTITY = ("board", "cpu", "machine", "kernel", "power_mode", "governors", "frequency_limits_hz")
-_PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
+_PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp64": "float64", **{name: name for name in PROBED}}
 Says = Callable[[str], object]
 
 
@@ -40,25 +41,26 @@ def ceilings(
     None, which are measured in any case. again: measure in any case.
     """
     conditions: dict[str, Any] = {"device": device, "precision": precision_of(precision), "threads": threads}
-    known = cached_ceilings(device, precision, threads)
-    if known is not None and not again and not _should_probe_again(known, **conditions):
-        return known
-    found = _probed(conditions)
-    if found is None:
-        return known
-    conditions["threads"] = found["threads"]  # those of torch where none were asked for
-    known = cached_ceilings(device, precision, found["threads"]) if known is None else known
-    best = found if known is None else _merge_probes(known, found)
-    _keep(conditions, best)
+    cached = cached_ceilings(device, precision, threads)
+    if cached is not None and not again and not _should_probe_again(cached, **conditions):
+        return cached
+    measured = _run_probe(conditions)
+    if measured is None:
+        return cached
+    conditions["threads"] = measured["threads"]  # those of torch where none were asked for
+    cached = cached_ceilings(device, precision, measured["threads"]) if cached is None else cached
+    best = measured if cached is None else _merge_probes(cached, measured)
+    _store(conditions, best)
     return best
 
 
-def _should_probe_again(known: dict[str, Any], device: str, precision: str, threads: int | None) -> bool:
+def _should_probe_again(cached: dict[str, Any], device: str, precision: str, threads: int | None) -> bool:
     """Return whether a probe was disturbed by other load, and so long ago that another one may not be."""
-    if (known.get("run_queue_share") or 0.0) <= QUIET:
+    shares = [cached.get("run_queue_share"), *(row.get("waited") for row in cached.get("bandwidth", []))]
+    if max(share or 0.0 for share in shares) <= QUIET:
         return False
     with contextlib.suppress(OSError, RuntimeError):
-        return time.time() - _file(device, precision_of(precision), threads).stat().st_mtime > _AGAIN_S
+        return time.time() - _cache_file(device, precision, threads).stat().st_mtime > _AGAIN_S
     return False
 
 
@@ -67,10 +69,10 @@ def cached_ceilings(
 ) -> dict[str, Any] | None:
     """Return the ceilings that an earlier probe has measured of this device as it is set up now."""
     try:
-        known = read_json_object(_file(device, precision_of(precision), threads))
+        cached = read_json_object(_cache_file(device, precision, threads))
     except RuntimeError:
         return None
-    return known if known.get("format") == FORMAT else None
+    return cached if cached.get("format") == FORMAT else None
 
 
 def precision_of(stated: object) -> str:
@@ -79,11 +81,12 @@ def precision_of(stated: object) -> str:
     return _PRECISIONS.get(words[0], "float32") if words else "float32"
 
 
-def write_ceilings(run: Path, says: Says = lambda said: None, measure: bool = True) -> None:
-    """Write the ceilings of this device into the device.json of a run that has ended: never beside a training.
+def write_ceilings(run: Path, says: Says = lambda sentence: None, measure: bool = True) -> None:
+    """Write ceilings of where a run computed into its device.json once it has ended: never beside a training.
 
-    Nothing is written into a run of no step, of other sensors than this machine's, or that has them already.
-    measure: False, and the environment's STEPSCOPE_CEILINGS=off, take only what is known already.
+    They are of the device and number format of most of its FLOPs; of a format that no probe computes in there are none.
+    Nothing is written into a run of no step, of other sensors than this machine's, or that has them already. measure:
+    False, and the environment's STEPSCOPE_CEILINGS=off, take only what is known already.
     """
     from stepscope.part_names import has_steps
     from stepscope.runfolder import RunWriter
@@ -91,56 +94,67 @@ def write_ceilings(run: Path, says: Says = lambda said: None, measure: bool = Tr
     try:
         writer = RunWriter.attach(run)
         meta, device = writer.header, read_json_object(run / "device.json")
-        workload = meta.get("workload") or {}
-        if device.get("ceilings") or meta.get("simulated") or not has_steps(run):
+        conditions = _conditions_of_run(meta)
+        if device.get("ceilings") or meta.get("simulated") or conditions is None or not has_steps(run):
             return
-        threads = meta.get("threads")
-        conditions = (str(workload.get("device") or "cpu"), str(workload.get("precision") or ""), threads)
-        known = cached_ceilings(*conditions)
-        if measure and os.environ.get(SWITCH) != "off" and (known is None or _should_probe_again(known, *conditions)):
+        limits = cached_ceilings(*conditions)
+        if measure and os.environ.get(SWITCH) != "off" and (limits is None or _should_probe_again(limits, *conditions)):
             says("once for this device: what it can reach, as ceilings for the bottleneck and the roofline (seconds)")
-            known = ceilings(*conditions)
-        if known is not None:
-            writer.write_device({**device, "ceilings": known})
+            limits = ceilings(*conditions)
+        if limits is not None:
+            writer.write_device({**device, "ceilings": limits})
     except (StepscopeError, OSError) as error:
         says(f"the ceilings of this device could not be written: {error}")
 
 
-def _probed(conditions: dict[str, Any]) -> dict[str, Any] | None:
+def _conditions_of_run(meta: dict[str, Any]) -> tuple[str, str, int | None] | None:
+    """Return device, precision and threads that ceilings of a run are measured with; None where no probe has them.
+
+    Where no step with FLOPs was profiled with its shapes, they are those that a workload states of itself.
+    """
+    threads, computation = meta.get("threads"), main_computation(meta)
+    if computation is not None:
+        return (computation.device, computation.precision, threads) if computation.is_probed else None
+    workload = meta.get("workload") or {}
+    return str(workload.get("device") or "cpu"), str(workload.get("precision") or ""), threads
+
+
+def _run_probe(conditions: dict[str, Any]) -> dict[str, Any] | None:
     command = [sys.executable, "-m", "stepscope.record.ceiling_probe", json.dumps(conditions)]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
-        found = json.loads(ended.stdout.splitlines()[-1])
+        rates = json.loads(ended.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
     clocks = temperatures_and_clocks()["frequencies_hz"]
-    return {"format": FORMAT, **conditions, **found, "frequencies_hz": clocks} if isinstance(found, dict) else None
+    return {"format": FORMAT, **conditions, **rates, "frequencies_hz": clocks} if isinstance(rates, dict) else None
 
 
-def _merge_probes(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _merge_probes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Merge two probes: the higher of each rate, the lower of each cost, and the load of the quieter probe."""
     rows = {}
     for name, rate in (("arithmetic", "flops_per_s"), ("bandwidth", "bytes_per_s")):
-        best = {(row["kind"], row.get("flops", row.get("bytes"))): row for row in known.get(name, [])}
-        for row in found[name]:
+        best = {(row["kind"], row.get("flops", row.get("bytes"))): row for row in old.get(name, [])}
+        for row in new[name]:
             key = row["kind"], row.get("flops", row.get("bytes"))
             best[key] = max(best.get(key, row), row, key=lambda candidate: float(candidate[rate]))
         rows[name] = list(best.values())
-    costs = {name: min(ns, known.get("dispatch", {}).get(name, ns)) for name, ns in found["dispatch"].items()}
-    quieter = min(known, found, key=lambda candidate: candidate.get("run_queue_share") or 0.0)
-    return {**found, **rows, "dispatch": costs, "run_queue_share": quieter.get("run_queue_share")}
+    costs = {name: min(ns, old.get("dispatch", {}).get(name, ns)) for name, ns in new["dispatch"].items()}
+    quieter = min(old, new, key=lambda candidate: candidate.get("run_queue_share") or 0.0)
+    return {**new, **rows, "dispatch": costs, "run_queue_share": quieter.get("run_queue_share")}
 
 
-def _keep(conditions: dict[str, Any], found: dict[str, Any]) -> None:
+def _store(conditions: dict[str, Any], limits: dict[str, Any]) -> None:
     """Cache the ceilings; where that cannot be, the next run measures again."""
     with contextlib.suppress(RuntimeError):
-        try_store_json(_file(**conditions), found)
+        try_store_json(_cache_file(**conditions), limits)
 
 
-def _file(device: str, precision: str, threads: int | None) -> Path:
+def _cache_file(device: str, precision: str, threads: int | None) -> Path:
     """Return the cache file, named after all that changes the ceilings; RuntimeError without a home."""
     facts = describe_device()
-    identity = [FORMAT, device, precision, threads, installed_version("torch"), usable_cores()]
+    device = device if device == "cpu" or ":" in device else f"{device}:0"
+    identity = [FORMAT, device, precision_of(precision), threads, installed_version("torch"), usable_cores()]
     identity += [facts[name] for name in _IDENTITY] + [facts["accelerators"]]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
     return user_cache() / "ceilings" / f"{digest}.json"

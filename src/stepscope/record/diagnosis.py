@@ -46,24 +46,25 @@ def diagnose(
             f"there is no folder '{root}' to look below", "give --root the top of a saved tree, or leave it out"
         )
     target = Target(os.getpid())
-    seen = survey_sensors(root, target)
+    survey = survey_sensors(root, target)
     try:
-        meters = [name for name, found in seen.found.items() if tells_power(found)]
-        silent = [name for name, found in seen.found.items() if measures_power(found) and name not in meters]
-        profiles = {} if measure is None else measure(seen, target)
-        known = profiles or load_profiles(device_identity(root, seen.found)) or {}
+        meters = [name for name, sensor in survey.found.items() if tells_power(sensor)]
+        silent = [name for name, sensor in survey.found.items() if measures_power(sensor) and name not in meters]
+        profiles = {} if measure is None else measure(survey, target)
+        sensor_profiles = profiles or load_profiles(device_identity(root, survey.found)) or {}
     finally:
-        for found in seen.found.values():
-            found.close()
-    sensors = {name: with_profiles(found, known, 0) for name, found in seen.found.items()}
+        for sensor in survey.found.values():
+            sensor.close()
+    sensors = {name: with_profiles(sensor, sensor_profiles, 0) for name, sensor in survey.found.items()}
     channels = [
-        {**asdict(c), "source": as_seen_below(root, c.source), "every_ns": found.every_ns}
-        for found in sensors.values()
-        for c in found.channels
+        {**asdict(c), "source": as_seen_below(root, c.source), "every_ns": sensor.every_ns}
+        for sensor in sensors.values()
+        for c in sensor.channels
     ]
-    every = [channel for found in sensors.values() for channel in found.channels]
+    every = [channel for sensor in sensors.values() for channel in sensor.channels]
     missing = [
-        {"sensor": name, **asdict(why), "detail": as_seen_below(root, why.detail)} for name, why in seen.missing.items()
+        {"sensor": name, **asdict(why), "detail": as_seen_below(root, why.detail)}
+        for name, why in survey.missing.items()
     ]
     missing += [{"sensor": name, **asdict(_ON_MAINS)} for name in silent]
     facts = {
@@ -73,12 +74,14 @@ def diagnose(
         "channels": clean_and_redact(channels),
         "missing": missing,
         "power": [
-            {"sensor": name, "channels": [c.id for c in found.channels if c.quantity in ("power", "energy")]}
-            for name, found in sensors.items()
+            {"sensor": name, "channels": [c.id for c in sensor.channels if c.quantity in ("power", "energy")]}
+            for name, sensor in sensors.items()
             if name in meters
         ],
-        "characterised": {name: asdict(profile) for name, profile in known.items()},
-        "calibrated": clean_and_redact({name: asdict(kept) for name, kept in load_calibrations(root).items()}),
+        "characterised": {name: asdict(profile) for name, profile in sensor_profiles.items()},
+        "calibrated": clean_and_redact(
+            {name: asdict(calibration) for name, calibration in load_calibrations(root).items()}
+        ),
         "calibrations_refused": refused_calibrations(every, root),
         "proc": (root / "proc/stat").exists(),
         "perf": _perf_event_facts(root),
@@ -89,7 +92,7 @@ def diagnose(
 
 
 def measure_and_save_power_sensors(
-    seen: Survey, target: Target, root: Path, progress: Callable[[str], None] = lambda said: None
+    survey: Survey, target: Target, root: Path, progress: Callable[[str], None] = lambda text: None
 ) -> tuple[LoadStepTraces, dict[str, SensorProfile]]:
     """Measure refresh, step and filter of the power sensors that answer, and keep that for the runs to come.
 
@@ -97,15 +100,15 @@ def measure_and_save_power_sensors(
     """
     from stepscope.record.sampler.characterise import build_profiles, poll_through_load_step
 
-    if not any(tells_power(found) for found in seen.found.values()):
+    if not any(tells_power(sensor) for sensor in survey.found.values()):
         raise UsageError(
             "no sensor of power or energy answers here: there is nothing to characterise",
             "'stepscope doctor' says what would enable one",
         )
-    observation = poll_through_load_step(seen.found, target.clock, progress=progress)
-    found = build_profiles(observation)
-    save_profiles(device_identity(root, seen.found), found)
-    return observation, found
+    observation = poll_through_load_step(survey.found, target.clock, progress=progress)
+    profiles = build_profiles(observation)
+    save_profiles(device_identity(root, survey.found), profiles)
+    return observation, profiles
 
 
 def _perf_event_facts(root: Path) -> dict[str, Any]:
@@ -129,16 +132,16 @@ def _perf_event_facts(root: Path) -> dict[str, Any]:
 
 def _torch() -> dict[str, Any]:
     """Return the version of torch and its GPUs; `fault` where it is installed and does not work, in its own words."""
-    found: dict[str, Any] = {"version": None, "cuda": None, "devices": [], "fault": None, "remedy": None}
+    facts: dict[str, Any] = {"version": None, "cuda": None, "devices": [], "fault": None, "remedy": None}
     try:
         import torch
 
-        found |= {"version": str(torch.__version__), "cuda": torch.version.cuda}
+        facts |= {"version": str(torch.__version__), "cuda": torch.version.cuda}
         for index in range(torch.cuda.device_count()):
-            found["devices"].append(torch.cuda.get_device_name(index))
+            facts["devices"].append(torch.cuda.get_device_name(index))
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            return {**found, "remedy": "pip install 'stepscope[torch]'"}
+            return {**facts, "remedy": "pip install 'stepscope[torch]'"}
         # A library that the vendor's torch needs, a wheel of another machine, a driver that is too old.
-        return {**found, "fault": (str(error).strip().partition("\n")[0] or type(error).__name__)[:300]}
-    return found
+        return {**facts, "fault": (str(error).strip().partition("\n")[0] or type(error).__name__)[:300]}
+    return facts

@@ -220,15 +220,15 @@ class DeferredSignals:
     def _restore(self) -> BaseException | None:
         """Put every handler back, whatever one that is back already raises; return that."""
         raised: BaseException | None = None
-        left, turns = dict(self._handlers), 0
-        while left:
+        remaining, turns = dict(self._handlers), 0
+        while remaining:
             turns += 1
             try:
-                for number in list(left):
-                    signal.signal(number, left[number])
+                for number in list(remaining):
+                    signal.signal(number, remaining[number])
                     if turns < _TURNS:  # else it is our own fault that comes again and again
                         _restore_action(number, self._actions[number])
-                    del left[number]
+                    del remaining[number]
             except BaseException as error:
                 raised = _exception_to_raise(raised, error)
         DeferredSignals._now = None
@@ -339,7 +339,7 @@ def _arose_with_us(error: BaseException) -> bool:
     kind = type(error)
     if not isinstance(error, Exception):
         return kind.__name__ == _PANIC
-    frames = list(_frames(error.__traceback__))
+    frames = list(_frames_of_traceback(error.__traceback__))
     handlers = _signal_handlers()
     if any(frame.f_code in handlers or _receives_frame(frame) for frame in frames):
         return False
@@ -347,7 +347,7 @@ def _arose_with_us(error: BaseException) -> bool:
         return True
     if "Timeout" in kind.__name__ and not error.args:
         return False  # thrown into the thread by whoever limits its time: of a class, and so without a word
-    return not is_foreign(_file_of(kind))
+    return not is_foreign(_file_that_defines(kind))
 
 
 def _receives_frame(frame: FrameType) -> bool:
@@ -359,18 +359,18 @@ def _receives_frame(frame: FrameType) -> bool:
         return False
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
     values = [frame.f_locals.get(name) for name in names]
-    given = [item for value in values for item in (value if type(value) is tuple else (value,))]  # *args
-    return any(isinstance(item, FrameType) for item in given)
+    arguments = [item for value in values for item in (value if type(value) is tuple else (value,))]  # *args
+    return any(isinstance(item, FrameType) for item in arguments)
 
 
-def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
+def _frames_of_traceback(trace: TracebackType | None) -> Iterator[FrameType]:
     while trace is not None:
         yield trace.tb_frame
         trace = trace.tb_next
 
 
 def _signal_handlers() -> set[CodeType]:
-    found: set[CodeType] = set()
+    codes: set[CodeType] = set()
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
         while isinstance(handler, functools.partial):
@@ -379,8 +379,8 @@ def _signal_handlers() -> set[CodeType]:
         for function in (handler, getattr(handler, "__func__", None), of_its_type):
             code = getattr(function, "__code__", None)
             if isinstance(code, CodeType):
-                found.add(code)
-    return found
+                codes.add(code)
+    return codes
 
 
 def is_foreign(file: str | None) -> bool:
@@ -390,7 +390,7 @@ def is_foreign(file: str | None) -> bool:
     return not (file.startswith(_LIBRARIES) or any(part in file for part in INSTALLED))
 
 
-def _file_of(kind: type) -> str | None:
+def _file_that_defines(kind: type) -> str | None:
     """The file in which a type was defined; None for built-in ones."""
     module = sys.modules.get(kind.__module__)
     if kind.__module__ in ("__main__", "__mp_main__"):
@@ -403,12 +403,12 @@ _HERE = str(Path(__file__).parent)
 
 def optimizers_stepping_below(newest: FrameType) -> set[int]:
     """Return the addresses of optimizers whose `step` is under way below this frame, torch's wrapper of another one."""
-    found, frame = set(), newest.f_back
+    addresses, frame = set(), newest.f_back
     while frame is not None:
         if frame.f_code is newest.f_code:
-            found.add(id(frame.f_locals.get("self")))
+            addresses.add(id(frame.f_locals.get("self")))
         frame = frame.f_back
-    return found
+    return addresses
 
 
 def without_our_frames(walk: Callable[[Any], Iterator[tuple[Any, Any]]]) -> Callable[[Any], Iterator[tuple[Any, Any]]]:
@@ -421,14 +421,14 @@ def without_our_frames(walk: Callable[[Any], Iterator[tuple[Any, Any]]]) -> Call
 _PLACE = 0x57E95C09E  # a constant that stands for the function
 
 
-def _template(t1: Any, t2: Any) -> Any:
+def _routed_call_template(t1: Any, t2: Any) -> Any:
     routed: Any = 0x57E95C09E  # _PLACE, as a constant of the code
     return routed(t1, t2)
 
 
 def code_that_calls(function: Callable[[Any, Any], Any], plain: CodeType) -> CodeType:
     """Return code that calls this function with two arguments, and is shown as the code in whose place it stands."""
-    template = _template.__code__
+    template = _routed_call_template.__code__
     constants = tuple(function if value == _PLACE else value for value in template.co_consts)
     names = plain.co_varnames[:2] + template.co_varnames[2:]
     return template.replace(

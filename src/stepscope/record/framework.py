@@ -139,6 +139,12 @@ class Recorder(Protocol):
     def differs(self) -> bool:
         """Something happens that is no part of a step that repeats; always False."""
 
+    def pause(self) -> bool:
+        """Hear of nothing until `resume`; True where work of the open step was seen, which is profiled no further."""
+
+    def resume(self) -> None:
+        """Hear of the training again."""
+
     def close_window(self) -> None:
         """End the open window and write it."""
 
@@ -209,8 +215,8 @@ def framework_of(models: Any) -> str:
     for thing in itertools.islice(_leaves(models), _MOST_LEAVES):
         packages = {kind.__module__.partition(".")[0] for kind in type(thing).__mro__}
         arrays = arrays or "numpy" in packages
-        for framework, known in _PACKAGES.items():
-            if packages & known:
+        for framework, own_packages in _PACKAGES.items():
+            if packages & own_packages:
                 return framework
     imported = [framework for framework in FRAMEWORKS if sys.modules.get(framework) is not None]
     if arrays:  # no model of torch is made of them, and parameters of JAX may be

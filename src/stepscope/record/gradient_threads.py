@@ -56,6 +56,6 @@ def run_at_end_of_thread(action: Callable[[], None]) -> None:
 
     Never for the main thread, which ends with the interpreter.
     """
-    kept = getattr(_of_this_thread, "ends", None)
-    if threading.get_ident() != threading.main_thread().ident and (kept is None or kept.action != action):
+    last = getattr(_of_this_thread, "ends", None)
+    if threading.get_ident() != threading.main_thread().ident and (last is None or last.action != action):
         _of_this_thread.ends = _AtEndOfThread(action)

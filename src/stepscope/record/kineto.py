@@ -262,7 +262,7 @@ def without_usdt_lines() -> Iterator[None]:
     """Kineto of torch 2.13 prints "USDT: ..." to file descriptor 2 at start and stop; anything else is passed on."""
     try:
         sys.stderr.flush()
-        kept = os.dup(2)
+        stderr = os.dup(2)
     except (OSError, ValueError, AttributeError):  # closed, or none at all: nothing to keep clean
         yield
         return
@@ -270,15 +270,15 @@ def without_usdt_lines() -> Iterator[None]:
         try:
             caught = opened.enter_context(_file_in_ram())
         except OSError:  # a full disk, or no file descriptor left: better a line too many than a profile that runs on
-            os.close(kept)
+            os.close(stderr)
             yield
             return
         os.dup2(caught.fileno(), 2)
         try:
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
             caught.seek(0)
             others = [line for line in caught.read().splitlines(keepends=True) if not any(w in line for w in _CHATTER)]
             if others:
@@ -311,10 +311,10 @@ def follow_ranges() -> Callable[[], None]:
 
     @functools.wraps(enter)
     def follow(self: Any) -> Any:
-        found = enter(self)
+        result = enter(self)
         if threading.get_ident() == here:
             entered[id(self)] = self
-        return found
+        return result
 
     @functools.wraps(leave)
     def forget(self: Any, *error: Any) -> Any:
@@ -389,9 +389,9 @@ def before_other_profilers(callback: Callable[[], None]) -> Callable[[], None]:
 def _before_annotators(callback: Callable[[], None]) -> Callable[[], None]:
     """Call `callback` before `emit_nvtx`, `emit_itt` or the legacy profiler starts: each fails beside another."""
     legacy = getattr(sys.modules.get("torch.autograd.profiler_legacy"), "profile", None)
-    known = [getattr(torch.autograd.profiler, name, None) for name in ("emit_nvtx", "emit_itt")]
+    wrapped = [getattr(torch.autograd.profiler, name, None) for name in ("emit_nvtx", "emit_itt")]
     routed: list[tuple[Any, Any, Any]] = []
-    for kind in filter(None, (*known, legacy)):
+    for kind in filter(None, (*wrapped, legacy)):
         plain = vars(kind).get("__enter__")
         if plain is None:
             continue

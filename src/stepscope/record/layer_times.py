@@ -32,6 +32,7 @@ from stepscope.record.ops.events import (
     Names,
     read_event_columns,
 )
+from stepscope.record.ops.module_calls import InnermostModules
 from stepscope.record.ops.rows import NOT_KNOWN, StepProfile, StepSpan, UncostedRows, Window, rows_of_events
 from stepscope.record.ops.updates import OptimizerCalls
 from stepscope.record.torch_hooks import TorchHooks
@@ -62,7 +63,7 @@ class LayerTimes(CallTimes):
         self.index = index
         self.thread = threading.get_ident()
         self.noted: list[int] = []
-        self.known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self.modules: dict[int, tuple[weakref.ref[Any], int]] = {}
         self.updates: list[tuple[str, int, int]] = []  # kind of the optimizer, begin, end
         self.loads: list[tuple[str, int, int]] = []  # kind of the data loader's iterator, begin, end
         self.passes: list[int] = []  # the ends of backward passes
@@ -112,25 +113,11 @@ class LayerTimes(CallTimes):
         marks += [(names.intern(f"{OPTIMIZER_STEP}{kind}.step"), t0, t1) for kind, t0, t1 in self.updates]
         marks += [(names.intern(f"{DATA_LOADER}{kind}.__next__"), t0, t1) for kind, t0, t1 in self.loads]
         begins = np.array([t0 for _, t0, _ in marks], dtype=np.int64)
-        ends = _followed_by_a_pass(np.array(self.passes, dtype=np.int64), nodes.t0 - unix_offset_ns, begins)
+        ends = _ends_before_next_pass(np.array(self.passes, dtype=np.int64), nodes.t0 - unix_offset_ns, begins)
         marks += [(names.intern(_PASS_END), t, t) for t in ends.tolist()]
-        events = _joined(nodes, marks, thread, unix_offset_ns)
+        events = _nodes_with_ranges(nodes, marks, thread, unix_offset_ns)
         window = Window([], self.spans, unix_offset_ns, OptimizerCalls(), shapes=False, cuda=False, places=places)
         return rows_of_events(events, window, names, modules, _NoCosts(), thread).part
-
-
-@dataclass(frozen=True)
-class _Places:
-    """The innermost module by autograd number: from each of `begins` on it is that one."""
-
-    begins: Ints
-    module: Ints
-
-    def modules_of(self, sequence: Ints) -> Ints:
-        """Index of the module that made each of these nodes, NO_MODULE where none did."""
-        place = np.searchsorted(self.begins, sequence, side="right") - 1
-        found: Ints = np.where(place >= 0, self.module[np.maximum(place, 0)], NO_MODULE)
-        return found
 
 
 class _NoCosts:
@@ -141,7 +128,7 @@ class _NoCosts:
         return [], nothing, nothing
 
 
-def _calls_of(noted: list[int]) -> tuple[list[tuple[int, int, int]], _Places]:
+def _calls_of(noted: list[int]) -> tuple[list[tuple[int, int, int]], InnermostModules]:
     """Return the module, begin and end of each call, and which module was the innermost as autograd counted."""
     calls: list[tuple[int, int, int]] = []
     waiting: list[tuple[int, int]] = []
@@ -154,10 +141,10 @@ def _calls_of(noted: list[int]) -> tuple[list[tuple[int, int, int]], _Places]:
             calls.append((module, t0_ns, t_ns))
         begins.append(sequence)
         innermost.append(waiting[-1][0] if waiting else NO_MODULE)
-    return calls, _Places(np.array(begins, dtype=np.int64), np.array(innermost, dtype=np.int64))
+    return calls, InnermostModules(np.array(begins, dtype=np.int64), np.array(innermost, dtype=np.int64))
 
 
-def _followed_by_a_pass(ends: Ints, nodes: Ints, marks: Ints) -> Ints:
+def _ends_before_next_pass(ends: Ints, nodes: Ints, marks: Ints) -> Ints:
     """The ends of passes behind which a node begins before anything that is noted: what is between is no node's."""
     never = np.iinfo(np.int64).max
     nodes, marks = (np.append(np.sort(begins), never) for begins in (nodes, marks))
@@ -165,13 +152,13 @@ def _followed_by_a_pass(ends: Ints, nodes: Ints, marks: Ints) -> Ints:
     return followed
 
 
-def _joined(nodes: Events, marks: list[tuple[int, int, int]], thread: int, unix_offset_ns: int) -> Events:
+def _nodes_with_ranges(nodes: Events, marks: list[tuple[int, int, int]], thread: int, unix_offset_ns: int) -> Events:
     """The nodes with ranges (name, begin, end in monotonic ns) of the thread that trains, as events of one window."""
     count = len(marks)
-    found = np.array(marks, dtype=np.int64).reshape(count, 3)
+    columns = np.array(marks, dtype=np.int64).reshape(count, 3)
     constant = {"thread": thread, "scope": 0, "sequence": _NONE, "forward_thread": 0, "gpu": _NONE}
     own = {name: np.full(count, value, dtype=np.int64) for name, value in constant.items()}
-    own |= {"name": found[:, 0], "t0": found[:, 1] + unix_offset_ns, "t1": found[:, 2] + unix_offset_ns}
+    own |= {"name": columns[:, 0], "t0": columns[:, 1] + unix_offset_ns, "t1": columns[:, 2] + unix_offset_ns}
     own |= {name: np.full(count, _NONE, dtype=np.int64) for name in ("correlation", "link")}
     return Events(**{name: np.concatenate([getattr(nodes, name), column]) for name, column in own.items()}, raw=[])
 
@@ -184,18 +171,18 @@ class LayerRecorder:
         self.open: LayerTimes | None = None  # the window that is open now
         self.written = 0  # steps, by the last window
         self._routes, self._index, self._tell = routes, index, tell
-        self._apart = False
+        self._can_time_nodes_alone = False
 
     def learn_from_step(self, part: Part) -> None:
         """The rows of a profiled step tell whether layers can be timed: in this thread alone, without a collective."""
         thread, phase = part.columns["thread"], part.columns["phase"]
         here = bool((thread == thread[0]).all()) and bool((phase == PHASES.index("forward")).any())
         alone = here and not (phase == PHASES.index(COMMUNICATION)).any()
-        self._apart = kineto.TIMES_NODES_ALONE and alone
+        self._can_time_nodes_alone = kineto.TIMES_NODES_ALONE and alone
 
     def may_open(self, events_per_step: float) -> bool:
         """Return whether the next steps can be timed so; they have at most as many events as one that is profiled."""
-        return self._apart and events_per_step <= MOST_EVENTS and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return self._can_time_nodes_alone and events_per_step <= MOST_EVENTS and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
     def rehearse(self) -> None:
         """Measure what it costs, half before and half within a window of no step."""

@@ -66,7 +66,7 @@ class CallTimes(Protocol):
 
     thread: int
     noted: list[int]  # three numbers for each beginning, and for each end, whose module is ENDED
-    known: dict[int, tuple[weakref.ref[Any], int]]  # each module and its index, by its id
+    modules: dict[int, tuple[weakref.ref[Any], int]]  # each module and its index, by its id
     index: Callable[[Any], int]  # of a module that is not known yet
 
     def updating(self, kind: str | None) -> None:
@@ -98,12 +98,12 @@ MOST_NOTED = 600_000  # numbers of `CallTimes`: 100,000 calls
 class Repeating(Protocol):
     """Asked first about what happens in every step: True where it is what was expected, and the listener need not hear.
 
-    left: how many steps may still be only looked at; the ends of calls and of backward passes are not even looked at
-    then. The others are the listener's methods of the same names, and `is_next` asks about those that are known by
-    their kind and what they are about: an optimizer, or the one who is asked.
+    steps_to_skip: how many steps may still be only looked at; the ends of calls and of backward passes are not even
+    looked at then. The others are the listener's methods of the same names, and `is_next` asks about those that are
+    known by their kind and what they are about: an optimizer, or the one who is asked.
     """
 
-    left: int
+    steps_to_skip: int
 
     def is_next(self, kind: str, about: Any, detail: Any = None) -> bool: ...
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool: ...
@@ -113,7 +113,7 @@ class Repeating(Protocol):
 class NoneRepeats:
     """Stand-in where no filter checks events first."""
 
-    left = 0
+    steps_to_skip = 0
 
     def is_next(self, *_: Any) -> bool:
         return False

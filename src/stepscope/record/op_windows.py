@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stepscope.record import torch_private
 from stepscope.record.fault_boundary import is_ours
-from stepscope.record.ops.modules import ModuleCallLog
+from stepscope.record.ops.module_calls import ModuleCallLog
 from stepscope.record.torch_private import Scope, remove_optimizer_hook
 
 MOST_BYTES = 32_000_000  # beyond what was resident at most before: 60,000 events, which take 15 times as much when read
@@ -72,7 +72,7 @@ class RamAlarm:
         self._clear = clear = _thread.allocate_lock()
         clear.acquire()
         with contextlib.suppress(RuntimeError):  # no thread to be had, or the interpreter ends
-            _thread.start_new_thread(self._watch, (clear, self._usual_bytes + self._most_bytes))
+            _thread.start_new_thread(self._watch_memory, (clear, self._usual_bytes + self._most_bytes))
 
     def clear(self) -> None:
         """The window is closed, and not read yet: what it had grown by was the training's, unless it was full."""
@@ -84,7 +84,7 @@ class RamAlarm:
                 if not self._full and peak_bytes > self._peak_bytes:
                     self._usual_bytes = max(self._usual_bytes or 0, peak_bytes)
 
-    def _watch(self, clear: _thread.LockType, limit_bytes: int) -> None:
+    def _watch_memory(self, clear: _thread.LockType, limit_bytes: int) -> None:
         with contextlib.suppress(Exception):  # no procfs, for one: nothing is watched
             while not clear.acquire(timeout=_EVERY_S):
                 if _resident_bytes() > limit_bytes:
@@ -185,9 +185,9 @@ class EventCount:
 
     def step_ends(self) -> None:
         """Note the end of a step, profiled or not."""
-        made = torch_private.autograd_sequence()
-        self._step_nodes = self._step_nodes[1], made - self._step_sequence
-        self._step_sequence = made
+        sequence = torch_private.autograd_sequence()
+        self._step_nodes = self._step_nodes[1], sequence - self._step_sequence
+        self._step_sequence = sequence
 
     def part_begins(self, with_forward: bool) -> None:
         """Note that a window opens within a step."""
@@ -215,16 +215,18 @@ class EventCount:
 
     def events_so_far(self) -> float:
         """Events of the step or part that is under way."""
-        return self._reckoned(torch_private.autograd_sequence() - self._sequence, self._calls() - self._calls_before)
+        return self._estimate_events(
+            torch_private.autograd_sequence() - self._sequence, self._calls() - self._calls_before
+        )
 
     def events_to_come(self) -> float:
         """Events of a backward pass through what was made since the last one."""
-        made = torch_private.autograd_sequence() - self._passed
-        return self._learnt * _EVENTS_PER_NODE[1] * max(made, 0)
+        nodes = torch_private.autograd_sequence() - self._passed
+        return self._learnt * _EVENTS_PER_NODE[1] * max(nodes, 0)
 
     def of_graph(self) -> float:
         """Events of a step, by what the last two made: those of its nodes."""
-        return self._reckoned(sum(self._step_nodes) // 2, 0)
+        return self._estimate_events(sum(self._step_nodes) // 2, 0)
 
     def expected(self) -> float:
         """Events of a whole step: as many as one had, else reckoned."""
@@ -263,7 +265,7 @@ class EventCount:
         """Learn from a part that began with a forward pass."""
         self._learn(self.events_so_far() - self.events_to_come())
 
-    def _reckoned(self, nodes: int, calls: int) -> float:
+    def _estimate_events(self, nodes: int, calls: int) -> float:
         return self._learnt * (sum(_EVENTS_PER_NODE) * max(nodes, 0) + _EVENTS_PER_CALL * max(calls, 0))
 
     def _learn(self, reckoned: float) -> None:
@@ -287,7 +289,7 @@ class StepParts:
 
     def __init__(self) -> None:
         self.step = -1
-        self.left: set[str] = set()
+        self.remaining: set[str] = set()
         self.open: str | None = None
         self.t0_ns = 0  # of the open part
         self.rows = 0  # that were written of this step
@@ -308,13 +310,13 @@ class StepParts:
             self._said_within = True
             note("steps-end-in-backward", _NO_PROFILE_WITHIN_BACKWARD, step=step)
 
-    def begin_step(self, step: int, wanted: set[str]) -> None:
+    def begin_step(self, step: int, parts: set[str]) -> None:
         """Begin a step that is profiled in these parts."""
-        self._active, self.step, self.left, self.open, self.rows = True, step, set(wanted), None, 0
+        self._active, self.step, self.remaining, self.open, self.rows = True, step, set(parts), None, 0
 
     def note_part_open(self, part: str, t0_ns: int) -> None:
         """Note that the window of a part is open."""
-        self.left.discard(part)
+        self.remaining.discard(part)
         self.open, self.t0_ns = part, t0_ns
 
     def note_part_closed(self) -> None:
@@ -344,7 +346,7 @@ class StepParts:
     def drop(self) -> None:
         """No part of this step is profiled any more."""
         self._active, self.places, self.scope = False, None, None
-        self.left.clear()
+        self.remaining.clear()
         self.note_part_closed()
 
 

@@ -47,9 +47,9 @@ class ObjectNumbers:
     def number(self, thing: Any) -> int:
         """Return the number of an object, without holding a reference to it."""
         key = id(thing)
-        known = self._numbers.get(key)
-        if known is not None and (known[0] is None or known[0]() is thing):
-            return known[1]
+        entry = self._numbers.get(key)
+        if entry is not None and (entry[0] is None or entry[0]() is thing):
+            return entry[1]
         try:
             reference = _Numbered(thing, self._goes)
         except TypeError:  # takes no weak references: as good as its address is
@@ -74,8 +74,8 @@ class ObjectNumbers:
         """Return whether the object of this number may still be there."""
         return any(
             reference is None or reference() is not None
-            for reference, known in self._numbers.values()
-            if known == number
+            for reference, its_number in self._numbers.values()
+            if its_number == number
         )
 
 
@@ -132,22 +132,22 @@ class OptimizerNumbers:
             return own
         number = self._parameters.number
         these = number(parameters[0]), number(parameters[-1]), len(parameters)
-        known = self._of_parameters.get(these)
-        if known is not None:
-            return known
+        number_before = self._of_parameters.get(these)
+        if number_before is not None:
+            return number_before
         if not all(issubclass(type(parameter), torch.Tensor) for parameter in parameters):
             return self._of_parameters.setdefault(these, own)
         with torch._C.DisableTorchFunction():
             shapes = type(optimizer), tuple((tuple(p.shape), p.dtype) for p in parameters)
         before = self._of_shapes.setdefault(shapes, [])
-        gone = next((number for number in before if not self.alive(number)), None)
-        if gone is None:
+        vacant = next((number for number in before if not self.alive(number)), None)
+        if vacant is None:
             before.append(own)
         else:
-            before.remove(gone)
-            before.append(gone)
-            self.of_copies.add(gone)
-        return self._of_parameters.setdefault(these, own if gone is None else gone)
+            before.remove(vacant)
+            before.append(vacant)
+            self.of_copies.add(vacant)
+        return self._of_parameters.setdefault(these, own if vacant is None else vacant)
 
 
 class CopyUpdateWitness:
@@ -218,7 +218,9 @@ class SharedModelWitness:
         self._reached: set[Hashable] = set()  # optimizers that got gradients since the last update
         self._replayed = False  # a pass since then was not looked at
         self._models: dict[int, weakref.ref[nn.Module]] = {}  # that were called since then
-        self._apart: defaultdict[Hashable, set[Hashable]] = defaultdict(set)  # that got none before updates of another
+        self._without_gradient: defaultdict[Hashable, set[Hashable]] = defaultdict(
+            set
+        )  # that got none before updates of another
         self._seen: defaultdict[Hashable, set[Hashable]] = defaultdict(set)  # those that were known then
         self._within: dict[Hashable, set[Hashable]] = {}  # optimizers of a model called before each of its updates
 
@@ -251,32 +253,32 @@ class SharedModelWitness:
         replayed, self._replayed = self._replayed, False
         if number in self._of and len(self._of) > 1 and not replayed:
             self._seen[number] |= self._of.keys()
-            self._apart[number] |= self._of.keys() - reached
+            self._without_gradient[number] |= self._of.keys() - reached
             if number not in self._within:
                 self._within[number] = self._owners(models)
-        known = self._of.get(number)
-        if (known is None or known() is None) and len(self._of) < self._MOST:
+        reference = self._of.get(number)
+        if (reference is None or reference() is None) and len(self._of) < self._MOST:
             parameter = _first_parameter(optimizer)
             if parameter is not None:
                 self._of[number] = weakref.ref(parameter)
 
     def is_one_model(self, numbers: set[Hashable]) -> bool:
         """Return whether these are all of one model, and each update of any is of gradients of all."""
-        known = [number for number in numbers if self._seen[number] >= numbers]
+        candidates = [number for number in numbers if self._seen[number] >= numbers]
         return (
             len(numbers) > 1
-            and bool(known)
-            and all(self._within[number] >= numbers for number in known)
-            and not any(self._apart[number] & numbers for number in known)
+            and bool(candidates)
+            and all(self._within[number] >= numbers for number in candidates)
+            and not any(self._without_gradient[number] & numbers for number in candidates)
         )
 
     def _owners(self, models: dict[int, weakref.ref[nn.Module]]) -> set[Hashable]:
         """Return the optimizers of parameters of the one of these models that has most of them."""
-        wanted = {id(parameter): number for number, ref in self._of.items() if (parameter := ref()) is not None}
+        numbers = {id(parameter): number for number, ref in self._of.items() if (parameter := ref()) is not None}
         owners: set[Hashable] = set()
         for model in filter(None, (reference() for reference in models.values())):
-            held = {id(parameter) for part in module_and_descendants(model) for parameter in parameters_of(part)}
-            owners = max(owners, {wanted[key] for key in held & wanted.keys()}, key=len)
+            parameters = {id(parameter) for part in module_and_descendants(model) for parameter in parameters_of(part)}
+            owners = max(owners, {numbers[key] for key in parameters & numbers.keys()}, key=len)
         return owners
 
 

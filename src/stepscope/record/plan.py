@@ -41,7 +41,7 @@ _LAYER_COST = 0.1  # of what a profiled step costs, until one tells
 _LAYERS_CHEAP_NS = 25_000_000  # so much once, for the first of them: without, a network bound by dispatch has one step
 _BETWEEN = 6  # unprofiled steps between blocks, on average
 _DRIFT_EVERY = 200  # the same once the medians are known
-_APART = (0.5, 1.5)  # times the average, evenly distributed
+_BLOCK_SPACING = (0.5, 1.5)  # times the average, evenly distributed
 _SHORTEST_PAUSE = 20  # steps, where there is no allowance left
 _MOST = 200
 _FEW_TIMES = 5  # so few steps are judged by the shortest: the first ones of a training allocate and compile
@@ -63,10 +63,12 @@ class Plan:
     """Decides step by step; `learn` takes what came of a window, `spent` what it cost."""
 
     choice: StepChoice
-    memory: str = "auto"  # see schedule.MEMORY_CHOICES
-    together: bool = False  # ranks of one training: all of them record the same steps, since each waits for the others
+    memory: str = "auto"  # see settings.MEMORY_CHOICES
+    same_steps_on_all_ranks: bool = (
+        False  # ranks of one training: all of them record the same steps, since each waits for the others
+    )
     recorded: int = 0
-    known: float | None = None  # share of op time whose median is known to TARGET
+    known_share: float | None = None  # share of op time whose median is known to TARGET
     events_per_step: float = 0.0  # as far as it is known, or reckoned
     window_ns: float = 2e6  # to open, close and write a window, beside its events
     event_ns: float = 6e3  # to write an event
@@ -102,7 +104,7 @@ class Plan:
             self._shapes_wanted = self.wants_shapes(step, elapsed_ns)
             if self._shapes_wanted or step < _FIRST:
                 return self._shapes_wanted
-        if step == _FIRST and self._affordable(elapsed_ns) <= 1 and not self.together:
+        if step == _FIRST and self._affordable_steps(elapsed_ns) <= 1 and not self.same_steps_on_all_ranks:
             return False  # where one step is all that there is for, it is not one of the warm-up
         if self._left == self._layers_left == self._wait == 0:
             self._begin_block(elapsed_ns)
@@ -117,14 +119,16 @@ class Plan:
         self._steady += 1
         self._wanted = True
         if self._left == 0:
-            self._wait = self._steps_apart(_DRIFT_EVERY if self.together or self._is_done() else _BETWEEN)
+            self._wait = self._steps_apart(
+                _DRIFT_EVERY if self.same_steps_on_all_ranks or self._are_medians_known() else _BETWEEN
+            )
         return True
 
     def reset_learnt_state(self) -> None:
         """Steps are others than was thought: what was learnt of them is void, what was spent is not."""
         new = Plan(self.choice)
-        kept = ("choice", "memory", "together", "window_ns", "event_ns", "_spent_ns", "_random")
-        for name in vars(new).keys() - set(kept):
+        lasting = ("choice", "memory", "same_steps_on_all_ranks", "window_ns", "event_ns", "_spent_ns", "_random")
+        for name in vars(new).keys() - set(lasting):
             setattr(self, name, vars(new)[name])
 
     def steps_unprofiled(self, step: int) -> int:
@@ -134,7 +138,7 @@ class Plan:
                 return self._layers_left + 1
             asked_for = self._wanted  # and may be profiled in parts
             return 0 if self._left or self._layers_left or asked_for else self._wait + 1
-        return next((ahead for ahead in range(1, LOOK_AHEAD) if self.choice.records(step + ahead)), LOOK_AHEAD)
+        return self.choice.steps_until_recorded(step, LOOK_AHEAD)
 
     def note_unprofiled_steps(self, lengths_ns: list[int], timed: bool) -> None:
         """Steps of these lengths have ended without being asked about: unprofiled, or their layers alone were timed."""
@@ -156,16 +160,16 @@ class Plan:
         """Shapes are recorded while warming up, where time does not count."""
         if not self.choice.adaptive:
             return step < WARMUP_STEPS
-        if step != self._shapes_at or self.together:
+        if step != self._shapes_at or self.same_steps_on_all_ranks:
             return False
         cheap = 0 < _SHAPES_COST * self._cost_of_step_ns() <= _CHEAP_NS
-        return cheap or self._affordable(elapsed_ns) >= _SHAPES_COST + _FIRST_BLOCK
+        return cheap or self._affordable_steps(elapsed_ns) >= _SHAPES_COST + _FIRST_BLOCK
 
     def affords_shapes_again(self, elapsed_ns: int) -> bool:
         """Return whether a later step, with other ops or other shapes, is worth another look."""
         if not self.choice.adaptive:
             return True
-        return not self._first and self._affordable(elapsed_ns, _SHAPES_COST) >= 1
+        return not self._first and self._affordable_steps(elapsed_ns, _SHAPES_COST) >= 1
 
     def wants_memory(self, step: int, elapsed_ns: int) -> bool:
         """Are allocations recorded in this profiled step? Asked once; "auto" is one step of warm-up and one later.
@@ -216,48 +220,48 @@ class Plan:
         """Add the times of the ops of a window; steps with other ops are counted apart."""
         for profile in profiles if self.choice.adaptive else ():
             if profile.step >= WARMUP_STEPS:
-                kept = self._profiles[profile.signature]
-                kept.append(profile.self_ns.astype(np.float32))
-                del kept[:-_MOST]
+                profiles_alike = self._profiles[profile.signature]
+                profiles_alike.append(profile.self_ns.astype(np.float32))
+                del profiles_alike[:-_MOST]
         if len(self._profiles) > 64:
             self._profiles.pop(next(iter(self._profiles)))
-        if self.choice.adaptive and not self._is_done() and self._steady - self._checked >= _CHECK_EVERY:
+        if self.choice.adaptive and not self._are_medians_known() and self._steady - self._checked >= _CHECK_EVERY:
             self._checked = self._steady
-            self.known = self._measured_share()
+            self.known_share = self._share_with_known_median()
 
-    def _is_done(self) -> bool:
-        return self._steady >= _MOST or (self.known is not None and self.known >= 1 - _NEGLIGIBLE)
+    def _are_medians_known(self) -> bool:
+        return self._steady >= _MOST or (self.known_share is not None and self.known_share >= 1 - _NEGLIGIBLE)
 
     def _begin_block(self, elapsed_ns: int) -> None:
         """Profile the next steps, or time their layers alone, or wait until the allowance pays for it."""
-        if self._steady and self.layers_possible and not self.together and self._layers_due > 0:
+        if self._steady and self.layers_possible and not self.same_steps_on_all_ranks and self._layers_due > 0:
             steps = int(np.clip(_LAYER_BLOCK_NS / max(self._cost_of_layers_ns(), 1.0), *_LAYER_BLOCK))
             cost_ns = self._window_cost_ns() + steps * self._cost_of_layers_ns()
             cheap = self._layer_ns is None and cost_ns <= _LAYERS_CHEAP_NS
             if cheap or self._cost_ns() + cost_ns <= self._allowance_ns(elapsed_ns):
                 self._layers_left, self._layers_due = steps, self._layers_due - 1
             else:
-                self._wait_for(self._cost_ns() + cost_ns - self._allowance_ns(elapsed_ns))
+                self._wait_until_affordable(self._cost_ns() + cost_ns - self._allowance_ns(elapsed_ns))
             return
         most = _FIRST_BLOCK if self._steady == 0 else _BLOCK
-        affordable = most if self.together else self._affordable(elapsed_ns)
+        affordable = most if self.same_steps_on_all_ranks else self._affordable_steps(elapsed_ns)
         if affordable >= most or self._steady == 0:
             cheap = self._steady == 0 and self._cost_of_block_ns(_FEWEST_FOR_A_CI) <= _CHEAP_NS
             self._left = max(_FEWEST_FOR_A_CI if cheap else 1, min(most, affordable))
-            enough = self._is_done() or len(self._layer_steps_ns) >= _LENGTHS
+            enough = self._are_medians_known() or len(self._layer_steps_ns) >= _LENGTHS
             self._layers_due = 1 if enough else _LAYER_BLOCKS
             return
-        self._wait_for(self._cost_ns() + self._cost_of_block_ns(most) - self._allowance_ns(elapsed_ns))
+        self._wait_until_affordable(self._cost_ns() + self._cost_of_block_ns(most) - self._allowance_ns(elapsed_ns))
 
-    def _wait_for(self, missing_ns: float) -> None:
+    def _wait_until_affordable(self, missing_ns: float) -> None:
         """Wait until the allowance has grown by so much."""
         needed = int(missing_ns / (BUDGET * max(self.step_ns(), 1.0)))
         self._wait = self._steps_apart(min(max(needed, _SHORTEST_PAUSE), 10 * _DRIFT_EVERY))
 
     def _steps_apart(self, average: int) -> int:
-        return max(2, round(average * self._random.uniform(*_APART)))  # the first after a window only settles
+        return max(2, round(average * self._random.uniform(*_BLOCK_SPACING)))  # the first after a window only settles
 
-    def _affordable(self, elapsed_ns: int, times: float = 1.0) -> int:
+    def _affordable_steps(self, elapsed_ns: int, times: float = 1.0) -> int:
         """Return how many steps in a window the allowance pays for, each at so many times the usual cost."""
         left_ns = self._allowance_ns(elapsed_ns) - self._cost_ns() - self._window_cost_ns()
         return int(left_ns / max(times * self._cost_of_step_ns(), 1.0)) if left_ns > 0 else 0
@@ -268,7 +272,7 @@ class Plan:
         return BUDGET * max(elapsed_ns, steps * self.step_ns() if self._first else 0.0)
 
     def _cost_ns(self) -> float:
-        return self._spent_ns + self.recorded * self._slower_by_ns()
+        return self._spent_ns + self.recorded * self._profiling_slowdown_ns()
 
     def _cost_of_layers_ns(self) -> float:
         """Return the cost of a step whose layers alone are timed, ns."""
@@ -287,7 +291,7 @@ class Plan:
         """Return the cost of a step in a window, ns: by its events, or by the steps so far where none were counted."""
         if not self.events_per_step:
             return self._cost_ns() / max(self.recorded, 1)
-        return self.events_per_step * self.event_ns + self._slower_by_ns()
+        return self.events_per_step * self.event_ns + self._profiling_slowdown_ns()
 
     def step_ns(self) -> float:
         """An unprofiled step; of a few the shortest, since the first ones allocate and compile."""
@@ -295,17 +299,17 @@ class Plan:
             return 0.0
         return float(min(self._plain_ns) if len(self._plain_ns) < _FEW_TIMES else median(self._plain_ns))
 
-    def _slower_by_ns(self) -> float:
+    def _profiling_slowdown_ns(self) -> float:
         if not self._recorded_ns or not self._plain_ns:
             return _EVENT_WITHIN_NS * self.events_per_step
         return max(0.0, median(self._recorded_ns) - self.step_ns())
 
-    def _measured_share(self) -> float:
+    def _share_with_known_median(self) -> float:
         """Share of the op time whose median is known, over the kind of step seen most often."""
-        kept = max(self._profiles.values(), key=len, default=[])
-        if len(kept) < _FEWEST_FOR_A_CI:
+        profiles = max(self._profiles.values(), key=len, default=[])
+        if len(profiles) < _FEWEST_FOR_A_CI:
             return 0.0
-        times = np.sort(np.stack(kept), axis=0)
+        times = np.sort(np.stack(profiles), axis=0)
         n = len(times)
         low = int(np.floor(n / 2 - 0.98 * np.sqrt(n)))
         middle = np.maximum((times[(n - 1) // 2] + times[n // 2]) / 2, 1)  # np.median would import numpy.ma, for 8 ms

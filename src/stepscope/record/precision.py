@@ -43,15 +43,15 @@ def workload_in_precision(workload: Work, precision: str, device: str) -> Work:
         raise UnknownName("precision", precision, PRECISIONS)
     if precision == "fp32":
         return workload
-    known: Any = workload
+    plain: Any = workload
     if precision == "int8":
-        quantised: Work = replace(known, build=lambda: quantisation_aware(known.build()))
+        quantised: Work = replace(plain, build=lambda: quantisation_aware(plain.build()))
         return quantised
     dtype = torch.bfloat16 if precision == "bf16" else torch.float16
     cast = _make_autocast_wrapper(torch.device(device).type, dtype)
-    changed = replace(known, loss=cast(known.loss), step=None if known.step is None else cast(known.step))
+    changed = replace(plain, loss=cast(plain.loss), step=None if plain.step is None else cast(plain.step))
     if precision == "fp16":
-        changed = replace(changed, step=_scaled_step(known, device))
+        changed = replace(changed, step=_scaled_step(plain, device))
     whole: Work = changed
     return whole
 

@@ -69,7 +69,7 @@ class Scope:
             self._failed(error)
 
     def resume(self) -> None:
-        """The next step begins now."""
+        """The next step begins now; one that had begun before the pause goes on."""
         try:
             self._session.resume()
         except BaseException as error:
@@ -85,11 +85,11 @@ class Scope:
         optimizers = [part for part in alive if not _is_module(part)]
         names = ["tune", *(f"tune-{number}" for number in range(2, 1000))]  # each call has a folder of its own
         out = next(path for path in map(self.path.joinpath, names) if not (path / "findings.json").exists())
-        known = {"model": models, "optimizer": optimizers, "out": out}
+        defaults = {"model": models, "optimizer": optimizers, "out": out}
         self.pause()
         try:
             with self._session.boundary.muted():
-                return stepscope.tune(step, batches, **{**known, **settings})
+                return stepscope.tune(step, batches, **{**defaults, **settings})
         finally:
             self.resume()
 
@@ -184,7 +184,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         if isinstance(model, (str, bytes, int, float)):
             raise UsageError(f"{model!r} is no model", "stepscope.profile(model, optimizer), or without any")
         self._framework = framework or framework_of(model)
-        self._models = model
+        self._models = _modules_of(model) if self._framework == "torch" else model
         self._trained = [*_as_list(model), *_as_list(optimizer)] if self._framework == "torch" else []
         workload = {"optimizer": type(optimizer).__name__} if optimizer is not None else {}
         self._settings = Settings(
@@ -194,7 +194,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
             memory=memory,
             period_ns=sampling_period_ns(period, period_ms),
             steps_from=steps,
-            samples_per_step=samples,
+            samples_per_step=samples,  # checked as the run begins
             root=str(simulation.root) if simulation else os.environ.get("STEPSCOPE_ROOT"),
             metering=Metering(
                 parse_meters(plugs, meter_commands),
@@ -262,13 +262,29 @@ def _warn(text: str) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _as_list(given: Any) -> list[Any]:
+def _as_list(parts: Any) -> list[Any]:
     """Return the models or optimizers that were given: one, a list, or a dictionary of names."""
-    if given is None:
+    if parts is None:
         return []
-    if isinstance(given, dict):
-        return list(given.values())
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+    if isinstance(parts, dict):
+        return list(parts.values())
+    return list(parts) if isinstance(parts, (list, tuple)) else [parts]
+
+
+def _modules_of(models: Any) -> Any:
+    """Return the models that were given to a training with torch, of any iterable a list; UsageError for others."""
+    if models is None or _is_module(models) or isinstance(models, (dict, list, tuple)):
+        modules = models
+    else:
+        try:
+            modules = list(models)
+        except TypeError:
+            modules = [models]
+    for part in _as_list(modules):
+        if not _is_module(part):
+            advice = "stepscope.profile(model, optimizer) of an nn.Module, or without a model"
+            raise UsageError(f"a {type(part).__name__} is no model", advice)
+    return modules
 
 
 def _is_module(part: Any) -> bool:

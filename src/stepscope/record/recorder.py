@@ -24,7 +24,7 @@ from stepscope.record.memory.rows import RunMemoryState, memory_rows
 from stepscope.record.memory.tensor_watch import MemoryWatch, WatchedStorages
 from stepscope.record.op_windows import BACKWARD, BEGINNING, FORWARD, UPDATE, EventCount, RamAlarm, StepParts
 from stepscope.record.ops.events import OPTIMIZER_STEP, Names
-from stepscope.record.ops.modules import ModuleCallLog
+from stepscope.record.ops.module_calls import ModuleCallLog
 from stepscope.record.ops.rows import OpCostsByShape, StepSpan, Window, WindowRows, rows_of
 from stepscope.record.ops.source_lines import LINES_WAIT_NS, CallSites, PendingSourceLines
 from stepscope.record.ops.updates import OptimizerCalls, UpdateCache
@@ -46,10 +46,10 @@ class OpRecorder:
     def __init__(
         self, writer: RunWriter, plan: Plan, watch: MemoryWatch, hooks: TorchHooks, note: Note, guard: Guard, tell: Tell
     ) -> None:
-        self.plan, self.modules = plan, watch.book
+        self.plan, self.modules = plan, watch.registry
         self.paused_ns = self.once_ns = 0  # in each window; once in a run
         self.event_cost: EventCost | None = None
-        self.apart: set[int] = set()  # steps profiled with shapes or allocations, which take longer for it
+        self.steps_with_details: set[int] = set()  # steps profiled with shapes or allocations, which take longer for it
         self.windows = self.rows = self.bytes_written = self.lost_windows = 0
         self._writer, self._hooks, self._note = writer, hooks, note
         self._part_is_full = guard(self._end_part_within_a_pass)
@@ -59,10 +59,9 @@ class OpRecorder:
         self._window: kineto.KinetoWindow | None = None
         self._spans: list[StepSpan] = []
         self._calls = OptimizerCalls()
-        self._memory, self.memory_book = watch, RunMemoryState()
-        self._updates = UpdateCache(watch.book.parameter_modules, watch.trainers.others)
-        self._sites: CallSites | None = None  # of the first step that is profiled whole
-        self._sites_wanted, self._lines = True, PendingSourceLines()
+        self._memory, self.memory_state = watch, RunMemoryState()
+        self._updates = UpdateCache(watch.registry.parameter_modules, watch.trainers.others)
+        self._lines = PendingSourceLines(note)
         self.event_count = EventCount(lambda: hooks.calls, lambda: len(self.modules.parameter_modules()))
         self._offset_ns = self._written = 0  # of the window; events that are being written
         self.stopped = self._with_memory = self._cuda = False  # the step is recorded with its allocations; with a GPU
@@ -90,31 +89,31 @@ class OpRecorder:
         self.plan.events_per_step = events = self.event_count.expected()
         self.plan.layers_possible = self.layers.may_open(events)
         self._open_step = step, monotonic_ns()
-        within = torch_private.must_not_switch()  # an update there has ended a step; no profile may begin or end there
+        within = torch_private.profiler_is_locked()  # an update there has ended a step
         if torch_private.in_backward() and self._window is None and self.plan.choice.name != "none":
             self._parts.step_within_backward(step, self._note)
-        wanted = not self.stopped and not within and (again or self.plan.records(step, elapsed_ns))
+        whole = not self.stopped and not within and (again or self.plan.records(step, elapsed_ns))
         if not again:
-            self._with_memory = wanted and self.plan.wants_memory(step, elapsed_ns)
+            self._with_memory = whole and self.plan.wants_memory(step, elapsed_ns)
         full = (len(self._spans) + 1) * self.plan.events_per_step > op_windows.MOST_EVENTS
-        memory = wanted and self._with_memory
+        memory = whole and self._with_memory
         open_now = None if within else self._window
-        layers = self.plan.times_layers and not (wanted or within or self.stopped or self._parts)
+        layers = self.plan.times_layers and not (whole or within or self.stopped or self._parts)
         if open_now is not None and (
             layers != open_now.nodes_alone
             if layers or open_now.nodes_alone
-            else not wanted or full or open_now.memory != memory or open_now.shapes != self._shapes(step, elapsed_ns)
+            else not whole or full or open_now.memory != memory or open_now.shapes != self._shapes(step, elapsed_ns)
         ):
             self.close_window()
         events = self.event_count.of_graph()
         self.event_count.step_begins(torch_private.autograd_sequence())
-        if wanted and events > op_windows.max_step_events(dear=False):
+        if whole and events > op_windows.max_step_events(dear=False):
             self.close_window()
             self._begin_parts(step, {FORWARD, BACKWARD, UPDATE})
             return False
         large = max(events, self.event_count.seen or 0.0) > op_windows.max_step_events(dear=True)
-        shapes = wanted and not large and self._shapes(step, elapsed_ns)
-        if wanted and self._window is None:
+        shapes = whole and not large and self._shapes(step, elapsed_ns)
+        if whole and self._window is None:
             if memory and not large:
                 self._run_and_time(lambda: self._run_memory_watch(self._memory.find_all_tensors), once=True)
             self._run_and_time(lambda: self._open(shapes, memory and not large))
@@ -180,7 +179,7 @@ class OpRecorder:
         if not parts or torch_private.in_backward():
             return
         self._end_part()
-        if BACKWARD not in parts.left:
+        if BACKWARD not in parts.remaining:
             return
         nodes = self.event_count.nodes_of_part
         # Nodes that are passed over, or run in another thread, do not tell where the window is full.
@@ -190,7 +189,7 @@ class OpRecorder:
         else:
             undo = torch_private.act_within_backward(roots, nodes, self._part_is_full)
         if undo is None:
-            parts.left.discard(BACKWARD)
+            parts.remaining.discard(BACKWARD)
             self._note("backward-not-profiled", op_windows.NO_PART_OF_BACKWARD, step=parts.step)
             return
         self._open_part(BACKWARD, in_pass=True)
@@ -215,18 +214,19 @@ class OpRecorder:
         """Note that this optimizer is about to update, or (None) that one has updated."""
         self._parts.updating = None if optimizer is None else type(optimizer).__name__
 
-    def _begin_parts(self, step: int, wanted: set[str]) -> None:
+    def _begin_parts(self, step: int, part_names: set[str]) -> None:
         """The step that is under way is profiled in parts: windows of its own for what begins in it."""
         if self.event_count.too_many_updates():
-            wanted = wanted - {UPDATE}
-        self._parts.begin_step(step, wanted)
-        if BACKWARD in wanted:
+            part_names = part_names - {UPDATE}
+        self._parts.begin_step(step, part_names)
+        if BACKWARD in part_names:
             self._parts.places = ModuleCallLog(self.modules.index, torch_private.autograd_sequence)
             self._hooks.note_calls(self._parts.places)
 
     def _open_part(self, part: str, in_pass: bool = False) -> None:
         parts = self._parts
-        if part not in parts.left or self._window is not None or self.stopped or torch_private.must_not_switch():
+        is_due = part in parts.remaining and self._window is None and not self.stopped
+        if not is_due or torch_private.profiler_is_locked():
             return
         self._run_and_time(lambda: self._open(False, False, in_pass))
         if not self.recording:
@@ -273,7 +273,7 @@ class OpRecorder:
         if self.layers.open is not None and self._is_open:
             if span.step == self._open_step[0]:
                 self.plan.layers_timed = self.layers.open.append(span)
-            elif not torch_private.must_not_switch():  # it has ended late, and the next one may do so as well
+            elif not torch_private.profiler_is_locked():  # it has ended late, and the next one may do so as well
                 self.close_window()
         in_parts = bool(self._parts)
         if in_parts:
@@ -301,28 +301,17 @@ class OpRecorder:
 
     def mark(self, kind: str) -> None:
         """A backward pass begins, an optimizer updates or a batch was fetched: note which line asked for it."""
-        if self._sites is not None and self.recording:
-            self._sites.mark(kind)
+        if self._lines.sites is not None and self.recording:
+            self._lines.sites.mark(kind)
 
     def _note_sites(self) -> None:
-        if self._sites_wanted and not self._parts and self._hooks.calls_noted_by is None:
-            self._sites_wanted = False
-            self._sites = CallSites(self.modules.index)
-            self._hooks.note_calls(self._sites)
+        if self._lines.wanted and not self._parts and self._hooks.calls_noted_by is None:
+            self._hooks.note_calls(self._lines.note_window(self.modules.index))
 
     def _stop_noting_sites(self) -> None:
         noted_by = self._hooks.calls_noted_by
         if isinstance(noted_by, CallSites):
             self._hooks.note_calls(noted_by.also)
-
-    def _write_sources(self, after_ns: int = 0) -> None:
-        """Write the lines that call layers and operators; what fails here costs nothing else."""
-        try:
-            found = self._lines.pop_sources_json(self._names.texts(), self.modules.names(), after_ns)
-            if found is not None:
-                self._writer.write_source_lines(found)
-        except Exception as error:
-            self._note("sources-lost", f"{type(error).__name__}: {error}")
 
     def called(self, args: Any, kwargs: Any) -> None:
         """An outermost module is called with these."""
@@ -345,22 +334,30 @@ class OpRecorder:
     def close_window(self) -> None:
         """Stop recording and write what was caught; RAM is free again afterwards."""
         if self.layers.open is not None and self._is_open:
-            self._run_and_time(self._flush_layers)
+            self._run_and_time(self._write_layer_window)
         elif self.recording:
             self._run_and_time(self._flush)
             self._parts.note_part_closed()
         elif self._window is not None and self._window.overtaken:
-            self._run_and_time(self._leave_overtaken)
+            self._run_and_time(self._leave_overtaken_window)
         elif self._window is not None and not self.stopped:
             self._stop_for_good("a step ended in another thread than it began in")
+
+    def leave_step(self) -> None:
+        """The step that is under way is profiled no further; the steps before it are written."""
+        if self._is_open:
+            self.close_window()
+        self._stop_profiling_in_parts()
 
     def abandon_window(self, why: str) -> None:
         """Stop the window that is open, without its events: an exception of the training's came in between."""
         if self._is_open:
+            steps = [span.step for span in self._spans] if self.layers.open is None else []
+            self._lines.drop_window()
             self._memory.close()
             with DeferredSignals(), contextlib.suppress(Exception):
                 self._stop_window()
-            self._note("ops-lost", f"{why}: the op calls of an open window are lost")
+            self._note("ops-lost", f"{why}: the op calls of an open window are lost", steps=steps)
         self._stop_profiling_in_parts()
 
     def drop_steps_from(self, step: int) -> None:
@@ -369,10 +366,10 @@ class OpRecorder:
         spans[:] = [span for span in spans if span.step < step]
         self.close_window()
         self._stop_profiling_in_parts()
-        self.apart -= {profiled for profiled in self.apart if profiled >= step}
+        self.steps_with_details -= {profiled for profiled in self.steps_with_details if profiled >= step}
         self.plan.reset_learnt_state()
 
-    def _leave_overtaken(self) -> bool:
+    def _leave_overtaken_window(self) -> bool:
         """A profiler of the training's, in another thread, took the place of this window; True where ours is gone."""
         window = self._window
         if window is None or not window.is_of_this_thread():
@@ -380,18 +377,20 @@ class OpRecorder:
         self.stopped = True
         self._alarm.clear()
         self._memory.close()
-        if gone := window.leave(self._end_scopes):
+        if is_ended := window.leave(self._end_scopes):
             self._window = self.layers.open = None
         self._stop_profiling_in_parts()
-        return gone
+        return is_ended
 
     def thread_ends(self) -> None:
         """A thread that trained ends: a profile of its own would outlive it, and crash the process at its end."""
-        if self._is_open:
-            self.stopped = True
+        if not self._is_open:
+            self._leave_overtaken_window()
+        elif self.stopped:  # the run is closed
             self.abandon_window("the thread that trained has ended")
         else:
-            self._leave_overtaken()
+            self.leave_step()
+            self._stop_for_good("the thread that trained has ended")
 
     def forget(self) -> None:
         """Drop the window in a forked child: it is the parent's, and no call into the profiler is safe."""
@@ -403,7 +402,7 @@ class OpRecorder:
     def close(self) -> None:
         """The run ends. A profile of another thread is stopped, unwritten, when that thread next steps an optimizer."""
         self.close_window()
-        self._write_sources()
+        self._lines.write_first_step(self._writer, self._names, self.modules)
         if self._window is None:
             self._hooks.profile_calls(False)
             return
@@ -413,7 +412,7 @@ class OpRecorder:
     def _drop_unwritten(self) -> bool:
         if self._window is None or not self._window.is_of_this_thread():
             return False
-        return self._stop_window() is not None if self._is_open else self._leave_overtaken()
+        return self._stop_window() is not None if self._is_open else self._leave_overtaken_window()
 
     def _end_full_window(self) -> None:
         """Memory has grown beyond its peak within a window: it ends, and is the last one where its events were that."""
@@ -520,7 +519,7 @@ class OpRecorder:
         self._hooks.time_calls(None)
         self._hooks.profile_calls(False)
 
-    def _flush_layers(self) -> None:
+    def _write_layer_window(self) -> None:
         layers = self.layers.settled_window()
         raw = self._stop_window()
         self.windows += 1
@@ -556,15 +555,15 @@ class OpRecorder:
             parts.rows += len(rows.part)
             if parts.open == FORWARD:
                 self.event_count.learn_from_forward()
+            self._lines.drop_window()
             return
         if window.shapes or window.memory:
-            self.apart.update(span.step for span in self._spans)
+            self.steps_with_details.update(span.step for span in self._spans)
         else:
-            self._written = len(raw)
+            self._written = len(raw) if self._spans else 0  # else they tell nothing of what a step costs
         if rows.labelled is not None:
-            self._lines.store_first_step(self._sites, rows.labelled, self._spans)
-            self._sites = None
-            self._write_sources(LINES_WAIT_NS)
+            self._lines.store_first_step(rows.labelled, self._spans)
+            self._lines.write_first_step(self._writer, self._names, self.modules, LINES_WAIT_NS)
         self.plan.learn(rows.profiles)
         if self._spans:
             self.event_count.learn_from_steps()
@@ -574,7 +573,7 @@ class OpRecorder:
     def _write_memory(self, caught: Window, roots: Any, watched: WatchedStorages, rows: WindowRows) -> None:
         tree, ops = read_tree(roots, caught.shapes), rows.labelled
         assert ops is not None
-        part = memory_rows(caught, tree, watched, ops, self._names.texts(), self.modules.names(), self.memory_book)
+        part = memory_rows(caught, tree, watched, ops, self._names.texts(), self.modules.names(), self.memory_state)
         self.bytes_written += self._writer.write_memory_events(part) if len(part) else 0
         write_accesses(self._writer, tree, rows.part, caught)
 
@@ -582,7 +581,7 @@ class OpRecorder:
         """Run an action of the memory watch; a failure ends the watch, and nothing else."""
         if self.plan.memory == "off":
             return
-        error = self._memory.tried(action)
+        error = self._memory.run_guarded(action)
         if error is not None:
             self.plan.memory = self.plan.memory if isinstance(error, OSError) else "off"
             self._note("memory-lost", f"{type(error).__name__}: {error}")
@@ -590,6 +589,7 @@ class OpRecorder:
     def _note_loss(self, error: BaseException) -> None:
         """A disk that is full may have room again; a profiler that fails will fail again."""
         self.lost_windows += 1
+        self._lines.drop_window()
         self._hooks.profile_calls(False)
         self._memory.close()
         if not isinstance(error, OSError):

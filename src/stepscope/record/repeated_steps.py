@@ -21,7 +21,8 @@ from stepscope.record import torch_private
 from stepscope.record.fault_boundary import Boundary, DeferredSignals
 from stepscope.record.framework import Ended
 from stepscope.record.listeners import BACKWARD, BATCH, CALL, CALL_WITHIN, EVALUATION, STEP, UPDATE, UPDATED, Listener
-from stepscope.record.sample_count import batch_size, telling_tensor
+from stepscope.record.loader_batches import LoaderBatches
+from stepscope.record.sample_count import telling_tensor
 from stepscope.record.settings import FLUSH_EVERY_NS
 
 _ALIKE = 2  # steps in a row, before the next ones are only looked at; more after each disappointment
@@ -59,14 +60,14 @@ class RepeatFilter:
         self._before: list[_Event] = []  # of the step before it
         self._regular = False  # all that happened in it is an event that can be compared
         self._alike, self._needed = 0, _ALIKE
-        self.left = self._granted = (
-            0  # steps that may still be only looked at; that might be, when the first of them began
-        )
+        self.steps_to_skip = 0  # that may still be only looked at
+        self._granted = 0  # that might be, when the first of them began
         self._about_before: list[Callable[[], Any]] = []
         self._expected: list[tuple[str, Callable[[], Any], Any]] = []  # the same in one: kind, about what, and detail
         self._place = 0  # of the next event, in it
         self._samples: int | None = None
         self._batch: tuple[Callable[[], Any], list[torch.Size] | None, int | None] = (lambda: None, None, None)
+        self._loaders = LoaderBatches()
         self._ended: list[Ended] = []  # that the session has not been told of
         self._flushed_ns = 0
         self._sequence = self._nodes = 0  # autograd nodes when a step last ended, as far as known; that one made
@@ -78,7 +79,7 @@ class RepeatFilter:
 
     def is_next(self, kind: str, about: Any, detail: Any = None, loss: Any = None) -> bool:
         """Return whether an event is the next one expected; it is told by its kind, what it is about, and the rest."""
-        if self.left:
+        if self.steps_to_skip:
             place = self._place
             if (
                 _thread() == self._thread  # asked first: another thread's place may be past the end
@@ -119,9 +120,9 @@ class RepeatFilter:
                 shapes = [item.shape for item in batch if type(item) is _Tensor and not item.is_nested]
             if len(shapes) < len(batch):
                 shapes = None
-        loader, known, samples = self._batch
-        if shapes is None or shapes != known or loader() is not iterator:
-            samples = batch_size(iterator, batch)
+        loader, shapes_before, samples = self._batch
+        if shapes is None or shapes != shapes_before or loader() is not iterator:
+            samples = self._loaders.samples(iterator, batch)
             self._batch = _reference(iterator), shapes, samples
         return self.is_next(BATCH, iterator, samples)
 
@@ -148,8 +149,8 @@ class RepeatFilter:
         self._alike = self._alike + 1 if alike else 0
         self._before, self._about_before = self._events, self._about
         self._events, self._about, self._regular = [], [], True
-        made = torch_private.autograd_sequence()
-        self._sequence, self._nodes = made, max(made - self._sequence, 0)
+        sequence = torch_private.autograd_sequence()
+        self._sequence, self._nodes = sequence, max(sequence - self._sequence, 0)
 
     def may_begin(self, steps: int, samples: int | None, flushed_ns: int) -> None:
         """None of so many steps, the one that begins now included, needs to be followed if it repeats the last.
@@ -163,34 +164,34 @@ class RepeatFilter:
         self._expected = [
             (kind, about, detail) for (kind, _, detail), about in zip(self._before, self._about_before, strict=True)
         ]
-        self.left, self._granted, self._place, self._samples = steps, steps, 0, samples
+        self.steps_to_skip, self._granted, self._place, self._samples = steps, steps, 0, samples
         self._flushed_ns = flushed_ns
         self._sequence = self._last_began = torch_private.autograd_sequence()
         self._thread = _thread()
 
     def leave(self) -> None:
         """Return to following each event, beginning with those of the open step."""
-        if self.left:
+        if self.steps_to_skip:
             self._boundary.call(self.follow)
 
     def follow(self) -> None:
         """Return to following each event; called by the session itself."""
-        if self.left:
-            worth = self._granted - self.left >= _WORTH * self._needed
+        if self.steps_to_skip:
+            worth = self._granted - self.steps_to_skip >= _WORTH * self._needed
             self._needed = _ALIKE if worth else min(2 * self._needed, _MOST_ALIKE)
             self._leave()
 
     def _end_step(self, loss: Any) -> None:
         """Note the time and no more, in most steps: each line that runs here runs on cold caches."""
         self._place, now_ns = 0, monotonic_ns()
-        if self.left < 1:  # another thread made an end of it just now
+        if self.steps_to_skip < 1:  # another thread made an end of it just now
             return
         self._ended.append((now_ns, None if loss is None else torch_private.loss_value_or_reader(loss)))
-        self.left = left = max(self.left - 1, 0)
-        if not left:
+        self.steps_to_skip = remaining = max(self.steps_to_skip - 1, 0)
+        if not remaining:
             self._boundary.call(self._ask_about_next_step)
             return
-        if left == 1:
+        if remaining == 1:
             self._last_began = torch_private.autograd_sequence()
         if now_ns - self._flushed_ns > FLUSH_EVERY_NS:
             self._flushed_ns = now_ns
@@ -208,16 +209,16 @@ class RepeatFilter:
         ended, self._ended = self._ended, []
         expected = self._sequence + len(ended) * self._nodes
         if _thread() == self._thread:
-            made = torch_private.autograd_sequence()
-            expected = made - min(max(made - expected, 0), self._nodes if self._place else 0)
+            sequence = torch_private.autograd_sequence()
+            expected = sequence - min(max(sequence - expected, 0), self._nodes if self._place else 0)
         self._sequence = expected
         self._steps.repeated(ended, self._samples, expected)
 
     def _leave(self) -> None:
         self.report_ended_steps()
-        made, self._place, self.left = self._place, 0, 0
+        count, self._place, self.steps_to_skip = self._place, 0, 0
         self._alike = 0
-        self._events, self._about, self._regular = self._before[:made], self._about_before[:made], True
+        self._events, self._about, self._regular = self._before[:count], self._about_before[:count], True
         self.replaying = True
         try:
             # Gradients as they were: it may be an evaluation that differs.
@@ -231,12 +232,12 @@ class RepeatFilter:
 
     def _replay(self, kind: str, about: Any, detail: Any) -> None:
         """Report an event of the open step to the session after the fact."""
-        given = () if kind not in (CALL, EVALUATION) or detail is None else (torch_private.make_meta_tensor(*detail),)
+        inputs = () if kind not in (CALL, EVALUATION) or detail is None else (torch_private.make_meta_tensor(*detail),)
         if kind == CALL:
-            self._steps.called(about, given, {})
+            self._steps.called(about, inputs, {})
         elif kind == EVALUATION:
             with torch.no_grad():
-                self._steps.called(about, given, {})
+                self._steps.called(about, inputs, {})
                 self._steps.returned(about, None)
         elif kind == BATCH:
             self._steps.fetched(about, detail)

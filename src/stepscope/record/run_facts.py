@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from stepscope.record.recorder import OpRecorder
 
 
-_OUT_OF_MEMORY = ("can't allocate memory", "RESOURCE_EXHAUSTED")  # of torch; of XLA
+# In lower case, of torch on a CPU; of CUDA and MPS; of their libraries; of C++; of the kernel; of XLA.
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "out of memory",
+    "_status_alloc_failed",
+    "std::bad_alloc",
+    "cannot allocate memory",
+    "resource_exhausted",
+)
 
 
 def run_start_facts(settings: Settings, mode: str, pid: int, framework: str) -> dict[str, Any]:
@@ -77,21 +85,21 @@ def device_json(root: str | None, run: Path | None = None) -> dict[str, Any]:
     where = Path(root or "/")
     if run is None:
         return {**describe_device(where), "accelerators_torch": _gpus(), "at_start": temperatures_and_clocks(where)}
-    known = read_json_object(run / "device.json") or describe_device(where)
-    return {**known, "accelerators_torch": _gpus(), "at_end": temperatures_and_clocks(where)}
+    facts = read_json_object(run / "device.json") or describe_device(where)
+    return {**facts, "accelerators_torch": _gpus(), "at_end": temperatures_and_clocks(where)}
 
 
 def model_json_rows(
-    book: ModuleRegistry, flops: Mapping[str, tuple[int, int]], update_shares: Mapping[int, float]
+    registry: ModuleRegistry, flops: Mapping[str, tuple[int, int]], update_shares: Mapping[int, float]
 ) -> list[dict[str, Any]]:
     """Rows of model.json, parents before children; FLOPs are per sample and cover everything below a module.
 
     Parameters are null where they have no size yet: a lazy module that was never called.
     """
     rows = []
-    roots = book.root_names()
-    regions = book.regions()
-    for index, (sizes, (name, kind)) in enumerate(zip(book.sizes(), book.names(), strict=True)):
+    roots = registry.root_names()
+    regions = registry.regions()
+    for index, (sizes, (name, kind)) in enumerate(zip(registry.sizes(), registry.names(), strict=True)):
         forward, backward = flops.get(name, (None, None))
         rows.append(
             {
@@ -111,7 +119,7 @@ def model_json_rows(
 
 
 def _parents_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A part that was called before the model that it belongs to stands before it in the book."""
+    """A part that was called before the model that it belongs to stands before it in the registry."""
     by_name = {row["module"]: row for row in rows}
     placed: dict[str, dict[str, Any]] = {}
 
@@ -131,22 +139,22 @@ def _gpus() -> list[dict[str, Any]]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return []
-    found = []
+    gpus = []
     with contextlib.suppress(RuntimeError, AssertionError):  # a GPU that has failed
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
             facts = {"index": index, "name": properties.name, "memory_bytes": properties.total_memory}
-            found.append({**facts, **_card_identity(properties), **_card_use(torch, index)})
-    return found
+            gpus.append({**facts, **_card_identity(properties), **_card_use(torch, index)})
+    return gpus
 
 
 def _card_identity(properties: Any) -> dict[str, str]:
     """What tells the card from others, as the sensors of a card state it: its PCI address, and its UUID's begin."""
     place: Any = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    signs = [] if None in place else ["{:04x}:{:02x}:{:02x}.0".format(*place)]
+    identities = [] if None in place else ["{:04x}:{:02x}:{:02x}.0".format(*place)]
     uuid = getattr(properties, "uuid", None)  # since torch 2.3 or so
-    signs += [] if uuid is None else [str(uuid).removeprefix("GPU-").partition("-")[0]]
-    return {"card": " ".join(signs)} if signs else {}
+    identities += [] if uuid is None else [str(uuid).removeprefix("GPU-").partition("-")[0]]
+    return {"card": " ".join(identities)} if identities else {}
 
 
 def _card_use(torch: Any, index: int) -> dict[str, bool]:
@@ -168,8 +176,8 @@ def rank_of_process() -> dict[str, Any]:
     else:
         return {}
     local = os.environ.get("LOCAL_RANK", "")
-    known = {"rank": rank, "world_size": size, "local_rank": int(local) if local.isdecimal() else None}
-    return {**known, "boot_id": boot_id()}
+    facts = {"rank": rank, "world_size": size, "local_rank": int(local) if local.isdecimal() else None}
+    return {**facts, "boot_id": boot_id()}
 
 
 def metering_facts(metering: Metering) -> dict[str, Any]:
@@ -208,8 +216,9 @@ def recording_facts(recorder: OpRecorder, steps_from: str, detected_by: str, loa
         "steps_from": steps_from,
         "steps_found_by": detected_by,
         "recorded_steps": plan.recorded,
-        "known_share": plan.known,
-        "steps_apart": sorted(recorder.apart),  # with shapes or allocations
+        "known_share": plan.known_share,
+        "steps_apart": sorted(recorder.steps_with_details),  # with shapes or allocations
+        "flops_by_format": recorder.costs.flops_by_format.facts(),  # of the steps whose shapes were recorded
         "other_shapes": recorder.costs.other_shapes,  # steps whose FLOPs are those of other shapes
         "windows": recorder.windows,
         "lost_windows": recorder.lost_windows,
@@ -218,13 +227,14 @@ def recording_facts(recorder: OpRecorder, steps_from: str, detected_by: str, loa
         "memory": plan.memory,
         "loading_ns": loading_ns,
         "held_bytes": recorder.held_bytes,  # of events, in the largest window
-        "reserved_bytes": recorder.memory_book.reserved,  # by device, the most that an allocator held
+        "reserved_bytes": recorder.memory_state.reserved,  # by device, the most that an allocator held
     }
 
 
 def status_of(error: BaseException | None) -> tuple[str, str | None]:
     """(status, reason) of a run that ended with this exception."""
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+    left_in_order = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
+    if error is None or left_in_order:  # a generator's consumer has seen enough
         return "ok", None
     try:
         text = str(error)
@@ -235,5 +245,5 @@ def status_of(error: BaseException | None) -> tuple[str, str | None]:
         return "interrupted", "Ctrl-C"
     torch = sys.modules.get("torch")
     kinds = (MemoryError,) if torch is None else (MemoryError, torch.cuda.OutOfMemoryError)
-    ran_out = isinstance(error, kinds) or any(sign in text for sign in _OUT_OF_MEMORY)
+    ran_out = isinstance(error, kinds) or any(words in text.lower() for words in _OUT_OF_MEMORY)
     return ("oom" if ran_out else "failed"), reason

@@ -88,11 +88,11 @@ class SampleCount:
     def note_input(self, tensor: torch.Tensor) -> None:
         """A model is called with this: passes of the very tensor, unchanged, are of the same samples."""
         version = -1 if tensor.is_inference() else tensor._version
-        reference, known = self._inputs.get(id(tensor), (None, None))
-        if reference is None or reference() is not tensor or known != version:
+        reference, version_before = self._inputs.get(id(tensor), (None, None))
+        if reference is None or reference() is not tensor or version_before != version:
             self._new_input, reference = True, weakref.ref(tensor)
-        earlier, known = self._of_step.get(id(tensor), (None, None))
-        self._new_to_step |= earlier is None or earlier() is not tensor or known != version
+        earlier, version_before = self._of_step.get(id(tensor), (None, None))
+        self._new_to_step |= earlier is None or earlier() is not tensor or version_before != version
         if len(self._inputs_since) < _MOST_MODELS:
             self._inputs_since[id(tensor)] = reference, version
 
@@ -169,8 +169,8 @@ class SampleCount:
         last = self._updates[-1].last_batch if self._updates else 0
         for loader, waiting in self._fetched.items():
             since = [batch for batch in waiting if batch[0] > last]
-            gone = since[: min(dropped, max(len(since) - self._skipped.since_pass[loader], 0))]
-            for batch in gone:
+            batches = since[: min(dropped, max(len(since) - self._skipped.since_pass[loader], 0))]
+            for batch in batches:
                 waiting.remove(batch)
 
     def updating(self) -> None:
@@ -225,14 +225,14 @@ class SampleCount:
         passes = sum(update.passes for update in updates)
         waiting = sum(update.passes for update in self._updates)
         last = updates[-1].last_batch if ahead and updates else self._batches
-        fetched = sum(self._take_from(loader, passes, waiting, last) for loader in list(self._fetched))
-        called = _samples_of_calls(updates)
+        fetched = sum(self._take_batches(loader, passes, waiting, last) for loader in list(self._fetched))
+        of_calls = _samples_of_calls(updates)
         if fetched:
-            self._left_of_batch = fetched - called if called else 0
-        elif called and self._left_of_batch > 0:
-            self._left_of_batch -= called
+            self._left_of_batch = fetched - of_calls if of_calls else 0
+        elif of_calls and self._left_of_batch > 0:
+            self._left_of_batch -= of_calls
             self._in_chunks |= self._left_of_batch == 0
-        return called if called and self._in_chunks else fetched or called
+        return of_calls if of_calls and self._in_chunks else fetched or of_calls
 
     def _record_update(self, optimizer: int | None) -> None:
         samples = self._samples if self._known else 0
@@ -240,15 +240,15 @@ class SampleCount:
         self._passes, self._samples, self._known, self._new_to_step = 0, 0, True, False
         self._inputs.clear()
 
-    def _take_from(self, loader: int, passes: int, ahead: int, last: int) -> int:
+    def _take_batches(self, loader: int, passes: int, ahead: int, last: int) -> int:
         """Return the samples of the batches that are of this step; last: the last batch that may be."""
         waiting = self._fetched[loader]
-        wanted = max(min(len(waiting), max(passes, 1)), len(waiting) - _AHEAD - ahead)
+        batches = max(min(len(waiting), max(passes, 1)), len(waiting) - _AHEAD - ahead)
         self._trained_on.add(loader)
-        taken = sum(waiting.popleft()[1] for _ in range(min(wanted, sum(number <= last for number, _ in waiting))))
+        samples = sum(waiting.popleft()[1] for _ in range(min(batches, sum(number <= last for number, _ in waiting))))
         if not waiting and len(self._fetched) > 8:  # of epochs that are over
             del self._fetched[loader]
-        return taken
+        return samples
 
 
 def _samples_of_calls(updates: list[_Update]) -> int | None:
@@ -277,63 +277,31 @@ class SkippedBatches:
         self._more: defaultdict[int, int] = defaultdict(int)  # of them, those that came after a call
         self._passes: dict[int, list[int]] = {}  # passes with one batch of a loader, and with more
 
-    def fetched(self, loader: int, called: bool) -> None:
-        """A loader gave a batch; called: a model was called with gradients since the last pass."""
-        self._more[loader] += called and self.since_pass[loader] > 0
+    def fetched(self, loader: int, after_call: bool) -> None:
+        """A loader gave a batch; after_call: a model was called with gradients since the last pass."""
+        self._more[loader] += after_call and self.since_pass[loader] > 0
         self.since_pass[loader] += 1
 
     def before_pass(self) -> list[tuple[int, int]]:
         """Return the loaders that gave batches that were skipped before this pass, and how many."""
-        found = []
+        loaders = []
         for loader in self.since_pass:
             alone, more = self._passes.pop(loader, [0, 0])
             skipped = self._more[loader]
             if skipped and alone > max(more, 1):
-                found.append((loader, skipped))
+                loaders.append((loader, skipped))
             self._passes[loader] = [alone + (not skipped), more + (skipped > 0)]
         for loader in list(self._passes)[: -self._MOST]:
             del self._passes[loader]
         self.since_pass.clear()
         self._more.clear()
-        return found
+        return loaders
 
 
 def first_dimension(tensor: torch.Tensor) -> int | None:
     """Return the first dimension, if it is a plain number (not a symbol of a tracer), nested or not."""
     size = tensor.size(0) if tensor.dim() else None
     return size if type(size) is int else None
-
-
-def batch_size(iterator: Any, batch: Any) -> int | None:
-    """The samples of a data loader's batch: its batch size where the first tensor has it as one of its first sides.
-
-    Not as the second one where a column, of targets say, is as long as the first: that is a last, smaller batch.
-    """
-    stated = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
-    with torch._C.DisableTorchFunction():
-        tensor = first_tensor(batch)
-        if tensor is None or not tensor.dim():
-            length = len(batch) if type(batch) in (list, tuple) else None
-            return stated if isinstance(stated, int) else length
-        sides = [tensor.size(0)] if tensor.is_nested else [side for side in tensor.shape[:2] if type(side) is int]
-        listed = _size_of_list_batch(batch, stated)
-        if any(column.dim() == 1 and column.size(0) == sides[0] for column in tensors_in(batch) if sides):
-            sides = sides[:1]
-    if listed is None and isinstance(stated, int) and (stated in sides or (sides and sides[0] > stated)):
-        return stated
-    return listed or (sides[0] if sides else None)
-
-
-def _size_of_list_batch(batch: Any, most: Any) -> int | None:
-    """The samples of a batch that is a list of images, another of targets: as long as each other, not stacked."""
-    if type(batch) not in (list, tuple) or len(batch) < 2 or not isinstance(most, int):
-        return None
-    lengths = {len(column) if type(column) in (list, tuple) else None for column in batch}
-    length = lengths.pop() if len(lengths) == 1 else None
-    if length is None or not 0 < length <= most:
-        return None
-    stacked = len({tensor.size(0) for tensor in tensors_in(batch) if tensor.dim()}) == 1  # pairs of pairs, for one
-    return None if stacked else length
 
 
 def telling_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -352,14 +320,21 @@ def hash_of_shapes(value: Any) -> int:
         return hash(tuple(tuple(tensor.shape) for tensor in tensors_in(value) if not tensor.is_nested))
 
 
-def tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:
+def tensors_in(value: Any, depth: int = 0, passed: set[int] | None = None) -> Iterator[Any]:
+    """Yield the tensors in nested arguments, depth first; passed: lists and dictionaries that need no second look."""
     if isinstance(value, torch.Tensor):
         yield value
     elif type(value) is PackedSequence:
         yield value.data
     elif depth < 8 and type(value) in (dict, list, tuple):
+        if depth > 2:  # a graph, in which each refers to its neighbours: there are too many ways through it
+            if id(value) in (passed := set() if passed is None else passed):
+                return
+            passed.add(id(value))
+        elif depth == 2 and passed is None:
+            passed = set()
         for item in list(value.values() if isinstance(value, dict) else value):  # other threads may change it
-            yield from tensors_in(item, depth + 1)
+            yield from tensors_in(item, depth + 1, passed)
     elif depth < 3 and issubclass(type(value), Mapping):  # its attributes: to ask it would run the training's code
         with contextlib.suppress(AttributeError):
-            yield from tensors_in(object.__getattribute__(value, "__dict__"), depth + 1)
+            yield from tensors_in(object.__getattribute__(value, "__dict__"), depth + 1, passed)

@@ -81,7 +81,7 @@ def run_script(
     )
     code = _run_training_script(orders, target, arguments, settings, writer, malloc)
     try:
-        _close(writer, code, settings.root)
+        _close_run(writer, code, settings.root)
     except Exception as error:  # a fault of ours, or no stderr: the exit code is the script's
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"the run in '{writer.path}' could not be closed: {type(error).__name__}: {error}\n")
@@ -91,7 +91,7 @@ def run_script(
 def _run_training_script(
     orders: Orders, target: str, arguments: Sequence[str], settings: Settings, writer: RunWriter, malloc: str
 ) -> int:
-    go, tell = _pipe()
+    go, tell = _pipe_above_stdio()
     text = replace(orders, go=go).to_json()
     options = interpreter_options(sys.orig_argv[1:])
     command = [sys.executable, *options, str(_START), text, target, *arguments]
@@ -132,27 +132,27 @@ def _run_with_sampler(child: subprocess.Popen[bytes], tell: int, writer: RunWrit
 def interpreter_options(words: Sequence[str]) -> list[str]:
     """Return the options that this Python was given, for the script's; what the environment says, it says there too."""
     options: list[str] = []
-    left = list(words)
-    while left and left[0].startswith("-") and left[0] not in ("-", "--"):
-        word = left.pop(0)
+    remaining = list(words)
+    while remaining and remaining[0].startswith("-") and remaining[0] not in ("-", "--"):
+        word = remaining.pop(0)
         if word.startswith("--"):
-            options += [word, *left[:1]]  # --check-hash-based-pycs, the only one that starts a program
-            del left[:1]
+            options += [word, *remaining[:1]]  # --check-hash-based-pycs, the only one that starts a program
+            del remaining[:1]
             continue
         letters = ""
         for index, letter in enumerate(word[1:], 1):
             if letter in "cm":
                 return [*options, *([f"-{letters}"] if letters else [])]
             if letter in "WX":
-                letters += letter + (word[index + 1 :] or "".join(left[:1]))
-                del left[: word[index + 1 :] == ""]
+                letters += letter + (word[index + 1 :] or "".join(remaining[:1]))
+                del remaining[: word[index + 1 :] == ""]
                 break
             letters += letter if letter != "i" else ""  # at its end this process is not interactive either
         options += [f"-{letters}"] if letters else []
     return options
 
 
-def _pipe() -> tuple[int, int]:
+def _pipe_above_stdio() -> tuple[int, int]:
     """Return the ends of a pipe, neither where an output that was closed is missing: the script must miss it too."""
     low = os.pipe()
     ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in low]
@@ -175,7 +175,7 @@ def _try_start_sampler(writer: RunWriter, settings: Settings, pid: int) -> Sampl
         return None
 
 
-def _close(writer: RunWriter, code: int, root: str | None) -> None:
+def _close_run(writer: RunWriter, code: int, root: str | None) -> None:
     """Write what the training's own processes could not: that none of them trained, or how the last one was ended."""
     claimed = promote_first_part_with_steps(writer.path) or (writer.path / CLAIM).exists()
     whole = RunWriter.attach(writer.path)
@@ -187,7 +187,7 @@ def _close(writer: RunWriter, code: int, root: str | None) -> None:
         whole.append_event("no-steps", "no step ended while this run was recorded: " + _why_no_training(writer.path))
     if not claimed or whole.status == "running":
         whole.update(clock_end=read_clocks())
-        whole.close(*_status(code, claimed))
+        whole.close(*_status_of_exit(code, claimed))
     elif code > 0 and whole.status == "ok":  # a process that trained ended well, and the script did not
         whole.close("failed", f"exit code {code}")
     for sign in (CLAIM, SIGNS):
@@ -206,7 +206,7 @@ def _why_no_training(run: Path) -> str:
     )
 
 
-def _status(code: int, claimed: bool) -> tuple[str, str | None]:
+def _status_of_exit(code: int, claimed: bool) -> tuple[str, str | None]:
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         hint = " (by somebody, or by the system when memory ran out)" if -code == signal.SIGKILL else ""

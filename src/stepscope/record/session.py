@@ -26,11 +26,9 @@ from stepscope.record.framework import Ended, find_recorder
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.sampler.process import Sampler, start_sampler
-from stepscope.record.settings import Settings, check_settings, parse_memory, parse_schedule
+from stepscope.record.settings import Settings, check_settings, parse_memory, parse_schedule, sample_count_or_none
 from stepscope.record.step_log import StepLog
-from stepscope.runfolder import RunWriter
-
-_MOST_SAMPLES = 2**53  # of a step
+from stepscope.runfolder import STATUSES, RunWriter
 
 
 class Session:
@@ -54,6 +52,8 @@ class Session:
         self._log = StepLog(self.note)
         self.t0_ns: int | None = None
         self.profiled = self._cut_off = False  # a pause ended the profile of the open step
+        self._before_pause_ns: int | None = None  # how much of the open step was over when it paused; None: it runs
+        self._noted_pause = False
         self._recorder = make_recorder(self)
         self._writer = RunWriter.create(settings.out, settings.name) if place is None else None
         self._sampler: Sampler | None = None
@@ -107,7 +107,7 @@ class Session:
         self.boundary.call(self._pause)
 
     def resume(self) -> None:
-        """The open step begins now: what lay between it and the last one is no part of it."""
+        """The open step begins now, or goes on where the pause lay within it."""
         self.boundary.ask(self._recorder.differs)
         self.boundary.call(self._resume)
 
@@ -131,6 +131,8 @@ class Session:
         """End the run, whatever state it is in; safe to call twice, never raises on account of the disk."""
         if self.closed or getpid() != self.pid:
             return
+        if status not in STATUSES[1:]:
+            status, reason = "interrupted", f"it was closed as {status!r}, which is none of {', '.join(STATUSES[1:])}"
         self.status = status, reason
         self.boundary.ask(self._recorder.differs)
         self.boundary.call(self._recorder.finish)
@@ -182,7 +184,7 @@ class Session:
         if self._writer is None:
             assert self._place is not None
             self._writer = self._place()
-        self.plan.together = run_facts.rank_of_process().get("world_size", 1) > 1
+        self.plan.same_steps_on_all_ranks = run_facts.rank_of_process().get("world_size", 1) > 1
         self._recorder.open(self._writer)
         self.begun = True
         self._run_noting_failure(self._write_beginning)
@@ -205,32 +207,47 @@ class Session:
 
     def _end_stated_step(self, loss: Any, samples: int | None) -> None:
         self._recorder.wait_for_step(loss)
+        self._end_pause()  # of a training that goes on without `resume`
         self._loss, self._stated_samples = loss, self._count_of(samples)
         self.end_step(monotonic_ns())
 
     def _count_of(self, samples: Any) -> int | None:
         """Return the samples that the training states of a step; null where they are no count, which is noted once."""
-        if samples is None:
-            return None
-        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
-            count = int(samples)
-            if count == samples and 0 <= count <= _MOST_SAMPLES:
-                return count
-        if not self._odd_samples:
+        count = None if samples is None else sample_count_or_none(samples)
+        if samples is not None and count is None and not self._odd_samples:
             self._odd_samples = True
-            shown = repr(samples)[:40]
-            self.note("no-count", f"samples={shown} of step {self.number} is no count: such steps count their own")
-        return None
+            text = repr(samples)[:40]
+            self.note("no-count", f"samples={text} of step {self.number} is no count: such steps count their own")
+        return count
 
     def _pause(self) -> None:
-        if self._recorder.recording:
+        if self._before_pause_ns is not None:
+            return
+        now_ns, within_step = monotonic_ns(), self._recorder.pause()
+        self._before_pause_ns = max(now_ns - self.t0_ns, 0) if within_step and self.t0_ns is not None else 0
+        if within_step:
+            if self.profiled and not self._noted_pause:
+                self._noted_pause = True
+                message = f"a pause lies within step {self.number}: such steps are not profiled"
+                self.note("pause-within-step", message, step=self.number)
+            self.profiled = False
+        elif self._recorder.recording:
             self._recorder.close_window()
             self._cut_off, self.profiled = self.profiled, False
 
     def _resume(self) -> None:
+        before_ns = self._end_pause()
         if self._cut_off:
             self.begin_step(again=True)
-        self.t0_ns = monotonic_ns()
+        self.t0_ns = monotonic_ns() - before_ns  # one stretch, as long as what lies outside of the pause
+
+    def _end_pause(self) -> int:
+        """Hear of the training again; return how much of the open step was over before the pause, ns."""
+        if self._before_pause_ns is None:
+            return 0
+        before_ns, self._before_pause_ns = self._before_pause_ns, None
+        self._recorder.resume()
+        return before_ns
 
     def begin_step(self, at_ns: int | None = None, again: bool = False) -> None:
         """The open step begins: open, keep or close the window as the plan says; again: behind an evaluation."""
@@ -354,7 +371,9 @@ class Session:
             self._run_noting_failure(self._note_remarks)
         self._write_model()
         self._run_noting_failure(
-            lambda: self.writer.update(clock_end=read_clocks(), **run_facts.rank_of_process(), **self._outcome())
+            lambda: self.writer.update(
+                clock_end=read_clocks(), **run_facts.rank_of_process(), **self._run_json_at_end()
+            )
         )
         if not self.writer.is_rank:
             self._run_noting_failure(
@@ -374,7 +393,7 @@ class Session:
             return "scope.step() was never called"
         return self._recorder.why_no_steps()
 
-    def _outcome(self) -> dict[str, Any]:
+    def _run_json_at_end(self) -> dict[str, Any]:
         outcome = self._recorder.run_json_fields(monotonic_ns() - self._began_ns)
         recorder = {**outcome.pop("recorder"), "modules_bytes": self.modules_bytes}  # of code for profiling alone
         return {**outcome, "recorder": recorder, "steps_lost": self._log.lost}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,7 +37,7 @@ class Settings:
     out: str | Path = "runs"
     name: str = "loop"
     record: str | Schedule = "adaptive"
-    memory: str = "auto"  # steps whose allocations are recorded, see `schedule.MEMORY_CHOICES`
+    memory: str = "auto"  # steps whose allocations are recorded, see `MEMORY_CHOICES`
     period_ns: int = PERIOD_NS
     steps_from: str = "calls"
     optimizer_steps_per_step: int | None = None
@@ -52,9 +54,23 @@ def check_settings(settings: Settings) -> Settings:
     """Return the settings; UsageError where one of them is invalid."""
     parse_schedule(settings.record)
     parse_memory(settings.memory)
+    if settings.samples_per_step is not None and sample_count_or_none(settings.samples_per_step) is None:
+        raise UsageError(f"samples={settings.samples_per_step!r} is no count", "for example samples=32")
     if settings.period_ns < 1_000_000:
         raise UsageError("the sampling period must be 1 ms or more", "for example --period 5ms")
     return settings
+
+
+_MOST_SAMPLES = 2**53  # of a step
+
+
+def sample_count_or_none(samples: Any) -> int | None:
+    """Return the samples of a step that a training states, a number or a tensor; None where they are no count."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        count = int(samples)
+        if count == samples and 0 <= count <= _MOST_SAMPLES:
+            return count
+    return None
 
 
 LEAST_DISK = 20_000_000  # bytes: less than the model, the first parts and the last ones take
@@ -122,6 +138,14 @@ class StepChoice:
             return step % self.every == 0
         return self.name == "all"
 
+    def steps_until_recorded(self, step: int, most: int) -> int:
+        """Return how many steps after this one the next recorded one comes; `most` where none of these is."""
+        if self.schedule is not None:
+            return next((ahead for ahead in range(1, most) if self.records(step + ahead)), most)
+        if self.every is not None:
+            return min(self.every - step % self.every, most)
+        return 1 if self.records(step + 1) else most
+
 
 def schedule(*, wait: int, warmup: int, active: int, repeat: int = 0, skip_first: int = 0) -> Schedule:
     """Return a schedule like torch.profiler.schedule; UsageError for invalid numbers."""
@@ -134,6 +158,8 @@ def parse_schedule(record: str | Schedule) -> StepChoice:
     """The choice behind `--record` and `record=`; UsageError names the forms."""
     if isinstance(record, Schedule):
         return StepChoice("schedule", schedule=record)
+    if not isinstance(record, str):
+        raise UsageError(f"cannot record {record!r}", f"choose one of {_FORMS}")
     if record in ("adaptive", "all", "none"):
         return StepChoice(record)
     form, _, number = record.partition(":")
@@ -155,4 +181,7 @@ def sampling_period_ns(period: float | str, period_ms: float | None = None) -> i
     if period_ms is not None:
         warnings.warn('period_ms=5 is period="5ms" or 0.005 now', DeprecationWarning, stacklevel=3)
         period = period_ms / 1e3
-    return round((parse_amount("period", period, "s") if isinstance(period, str) else period) * 1e9)
+    seconds = parse_amount("period", period, "s") if isinstance(period, str) else period
+    if not math.isfinite(seconds):
+        raise UsageError(f"period={period} is no time", 'for example period="5ms"')
+    return round(seconds * 1e9)

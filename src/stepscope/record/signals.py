@@ -33,14 +33,14 @@ def signals_passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
     if threading.get_ident() != threading.main_thread().ident:
         yield
         return
-    came, woken = os.pipe()
+    incoming, woken = os.pipe()
     os.set_blocking(woken, False)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     witness: subprocess.Popen[bytes] | None = None
     try:
         with contextlib.suppress(OSError):  # no process is left, or no memory: it goes without
             witness = _started_witness(child)
-        thread = threading.Thread(target=_pass_on, args=(came, child, witness), daemon=True)
+        thread = threading.Thread(target=_pass_on, args=(incoming, child, witness), daemon=True)
         thread.start()
         woken_before = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         before = {number: signal.signal(number, lambda *_: None) for number in _PASSED_ON}
@@ -56,7 +56,7 @@ def signals_passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
         if witness is not None:
             witness.kill()
         thread.join()
-        os.close(came)
+        os.close(incoming)
         if witness is not None:
             witness.communicate()  # waits, and closes its pipes
 
@@ -70,10 +70,10 @@ def _started_witness(child: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def _pass_on(came: int, child: subprocess.Popen[bytes], witness: subprocess.Popen[bytes] | None) -> None:
-    while first := os.read(came, 1):
+def _pass_on(incoming: int, child: subprocess.Popen[bytes], witness: subprocess.Popen[bytes] | None) -> None:
+    while first := os.read(incoming, 1):
         time.sleep(_SETTLED_S)
-        more = os.read(came, 512) if select.select([came], (), (), 0)[0] else b""
+        more = os.read(incoming, 512) if select.select([incoming], (), (), 0)[0] else b""
         for number in dict.fromkeys(first + more):
             with contextlib.suppress(OSError):  # the child has ended
                 if not _did_witness_get_signal(witness, number) or os.getpgid(child.pid) != os.getpgrp():

@@ -71,7 +71,7 @@ class StepLog:
         Return the number of the first of them, and when the open step begins; None where they cannot be taken back.
         """
         self._read_losses(writer)
-        step, begin_ns, _ = next((known for known in self._last if known[2] >= first_ns), (None, 0, 0))
+        step, begin_ns, _ = next((entry for entry in self._last if entry[2] >= first_ns), (None, 0, 0))
         if step is None or (step and step == self._last[0][0]) or not writer.drop_steps_from(step):
             return None
         what = f"{len(ends_ns)} rounds of optimizers" if ends_ns else "none, since an optimizer updates"

@@ -18,6 +18,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.call_samples import BatchWitness, CallSamples, unwrapped
 from stepscope.record.gradient_threads import GradientThreads
+from stepscope.record.loader_batches import LoaderBatches
 from stepscope.record.ops.modules import module_and_descendants, parameters_of
 from stepscope.record.optimizer_identity import (
     COPIES,
@@ -26,7 +27,7 @@ from stepscope.record.optimizer_identity import (
     OptimizerNumbers,
     SharedModelWitness,
 )
-from stepscope.record.sample_count import SampleCount, batch_size, tensors_in
+from stepscope.record.sample_count import SampleCount, tensors_in
 from stepscope.record.update_rounds import (
     ROUNDS,
     UNCERTAIN,
@@ -74,7 +75,7 @@ class StepFinder:
         self._weights: list[weakref.ref[torch.Tensor]] = []  # leaves that roots were multiplied by
         self._gaps = EvaluationGaps()
         self._gradients = GradientWitness()
-        self._samples = SampleCount()
+        self._samples, self._loaders = SampleCount(), LoaderBatches()
         self._calls = CallSamples(self._samples, note_calls)
         self._watched: list[weakref.ref[torch.Tensor]] | None = None  # leaves whose updates show steps by hand
         self._choice = 0  # of these leaves, counted
@@ -90,7 +91,12 @@ class StepFinder:
         self._aside = False  # the last pass was no training: its gradients are of none of the parameters
         self._penalty = False  # there was such a pass since the last update
         self._direct_passes = 0  # gradients of what no module's call computed
-        self.signs = {"calls": 0, "passes": 0, "updates": 0, "forks": 0}  # of a training, for one without a step
+        self.activity_counts = {
+            "calls": 0,
+            "passes": 0,
+            "updates": 0,
+            "forks": 0,
+        }  # of a training, for one without a step
 
     @property
     def detected_by(self) -> str:
@@ -136,11 +142,11 @@ class StepFinder:
     @property
     def calls_no_module(self) -> bool:
         """Return whether gradients were computed, and none of what a call of a module had computed."""
-        return 0 < self._direct_passes == self.signs["passes"]
+        return 0 < self._direct_passes == self.activity_counts["passes"]
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An outermost module is called, with gradients or without."""
-        self.signs["calls"] += 1
+        self.activity_counts["calls"] += 1
         self._check_manual_update()
         if not torch.is_grad_enabled() or torch_private.in_backward():  # computed again there: counted before
             return
@@ -172,7 +178,7 @@ class StepFinder:
         else:
             self._samples.evaluated()
         if self._is_between_steps and not vars(module).get("training", True) and number in self._trained:
-            self._leave_out(now_ns)
+            self._exclude_until(now_ns)
         else:
             self._gaps.evaluated(number, now_ns)
 
@@ -190,7 +196,7 @@ class StepFinder:
         between, ended_ns = self._in_evaluation.pop(number)
         self._samples.was_evaluated(number)
         if between:
-            self._leave_out(ended_ns)
+            self._exclude_until(ended_ns)
 
     def raised(self, module: nn.Module) -> None:
         """Note that a call ended with an exception."""
@@ -206,9 +212,9 @@ class StepFinder:
 
     def after_update(self, optimizer: Any) -> None:
         """Note an update, which may have ended the step."""
-        self.signs["updates"] += 1
+        self.activity_counts["updates"] += 1
         self._take_back_steps_by_hand()
-        joins, self._worked = self.signs["passes"] > 0 and not self._worked, False
+        joins, self._worked = self.activity_counts["passes"] > 0 and not self._worked, False
         self._samples.updated(optimizer, self._penalty)
         if self._from_updates:
             self._copies.updated()
@@ -217,12 +223,20 @@ class StepFinder:
             self._rounds.stepped(number, joins, self._penalty)
         self._penalty = False
 
+    def pause(self) -> bool:
+        """The training pauses: an update that may have ended the step has; return whether work of a step has begun."""
+        self._check_manual_update()
+        has_begun = not self._is_between_steps
+        if self._from_updates and (self._rounds.undecided or not has_begun):
+            self._rounds.finish()
+        return has_begun
+
     def skipped_update(self) -> None:
         """A gradient scaler left an update of an optimizer out: what was computed for it is no step."""
         self._begins_to_optimize()
         self._take_back_steps_by_hand()
         if self._from_updates:
-            self._leave_out(monotonic_ns())
+            self._exclude_until(monotonic_ns())
             self._samples.take()
 
     def before_backward(self, roots: Any, inputs: Any, weights: Any = None) -> None:
@@ -236,17 +250,17 @@ class StepFinder:
         if self._aside:
             self._penalty = True
             return
-        given, self._given = self._given, set()
+        inputs_of_models, self._given = self._given, set()
         self._in_evaluation.clear()
-        self.signs["passes"] += 1
+        self.activity_counts["passes"] += 1
         self._direct_passes += not self._step_pass_called
         self._step_pass_called = False
         if self._optimized and not self._trainers.others():
             self._one_model.before_pass()
-        if self._by_hand():
+        if self._is_updated_by_hand():
             self._watch_leaves(roots, inputs or ())
             leaves = [leaf for leaf in (reference() for reference in self._watched or ()) if leaf is not None]
-            self._of_data = all(id(leaf) in given for leaf in leaves)
+            self._of_data = all(id(leaf) in inputs_of_models for leaf in leaves)
             self._manual.begins(self._fingerprint())
         if self._samples.has_pending_pass and not self._trainers.others() and self._gradients.has_no_gradient():
             self._samples.passes_dropped()
@@ -260,7 +274,7 @@ class StepFinder:
         self._gradients.passed(replayed, may_look=not others)
         if not others:
             self._one_model.passed(replayed)
-        if self._by_hand():
+        if self._is_updated_by_hand():
             self._manual.passed(self._fingerprint())
 
     def backward_raised(self) -> None:
@@ -270,7 +284,7 @@ class StepFinder:
 
     def batch(self, iterator: Any, batch: Any) -> None:
         """A data loader gave a batch."""
-        self.fetched(iterator, batch_size(iterator, batch))
+        self.fetched(iterator, self._loaders.samples(iterator, batch))
 
     def fetched(self, iterator: Any, samples: int | None) -> None:
         """A data loader gave so many samples; None where nothing tells."""
@@ -302,7 +316,7 @@ class StepFinder:
         """The training is over: what was left open has ended."""
         if self._from_updates:
             self._rounds.finish(over=True)
-            if self._by_hand():
+            if self._is_updated_by_hand():
                 self._manual.finish(self._fingerprint())
 
     def _work_begins(self) -> None:
@@ -311,9 +325,9 @@ class StepFinder:
         if self._gaps.is_open:
             evaluated_ns = self._gaps.ends()
             if evaluated_ns is not None:
-                self._leave_out(evaluated_ns)
+                self._exclude_until(evaluated_ns)
 
-    def _leave_out(self, now_ns: int) -> None:
+    def _exclude_until(self, now_ns: int) -> None:
         if self._from_updates:
             self._rounds.finish()
         self._samples.evaluated_before()
@@ -338,7 +352,7 @@ class StepFinder:
             or any(isinstance(leaf, nn.Parameter) for leaf in torch_private.leaves_of(roots, 2_000, 2_000))
         )
 
-    def _by_hand(self) -> bool:
+    def _is_updated_by_hand(self) -> bool:
         return self._from_updates and not self._optimized
 
     def _watch_leaves(self, roots: Any, inputs: Any) -> None:
@@ -350,8 +364,8 @@ class StepFinder:
         if watched:
             return
         if self._watched is None or self._manual.passes < 50 or self._manual.of_copies:  # functional training has none
-            found = torch_private.leaves_of(roots)
-            leaves = [leaf for leaf in found if isinstance(leaf, nn.Parameter)] or found  # others come and go
+            reachable = torch_private.leaves_of(roots)
+            leaves = [leaf for leaf in reachable if isinstance(leaf, nn.Parameter)] or reachable  # others come and go
             self._watched, self._choice = [weakref.ref(leaf) for leaf in leaves], self._choice + 1
 
     def forget_tensors(self) -> None:
@@ -362,7 +376,7 @@ class StepFinder:
         self._samples.forget_inputs()
 
     def _check_manual_update(self) -> None:
-        if self._manual.undecided and self._by_hand():
+        if self._manual.undecided and self._is_updated_by_hand():
             self._manual.something_else(self._fingerprint())
 
     def _fingerprint(self) -> Fingerprint | None:
@@ -451,20 +465,20 @@ class GradientWitness:
         model, self._model, self._last = self._model, None, None
         if model is None or not may_look:
             return
-        number, held = model
-        known = self._parameters.get(number)
+        number, model_reference = model
+        reference = self._parameters.get(number)
         with torch._C.DisableTorchFunction():
-            parameter = None if known is None else known()
-            if known is None or parameter is None:
-                module = held()
+            parameter = None if reference is None else reference()
+            if reference is None or parameter is None:
+                module = model_reference()
                 parts = [] if module is None or replayed else module_and_descendants(module)
                 of_parts = (parameter for part in parts for parameter in parameters_of(part))
                 parameter = next((candidate for candidate in of_parts if candidate.grad is not None), None)
                 if parameter is None:
                     return
-                known = self._parameters[number] = weakref.ref(parameter)
+                reference = self._parameters[number] = weakref.ref(parameter)
             if replayed or parameter.grad is not None:
-                self._last = known
+                self._last = reference
 
     def has_no_gradient(self) -> bool:
         """Return whether that parameter has no gradient any more."""

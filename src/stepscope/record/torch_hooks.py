@@ -225,7 +225,7 @@ class TorchHooks:
                 raise
             if (times := modules.timed) is not None:
                 boundary.call(times.passed)
-            if not repeating.left:
+            if not repeating.steps_to_skip:
                 boundary.call(listener.after_backward)
             return result
 
@@ -247,7 +247,7 @@ class TorchHooks:
             except BaseException:
                 boundary.call(raised)
                 raise
-            if not repeating.left:
+            if not repeating.steps_to_skip:
                 boundary.call(listener.after_backward)
             return result
 
@@ -468,7 +468,7 @@ class _ModuleRoute:
             except BaseException as error:
                 route._boundary.handle_error(error)
             if times is not None:
-                times.noted.extend((times.known[key][1], clock(), sequence()))
+                times.noted.extend((times.modules[key][1], clock(), sequence()))
             try:
                 return run(*args, **kwargs)
             finally:
@@ -489,12 +489,12 @@ class _ModuleRoute:
         times, key = self.timed, id(module)
         if times is None or times.thread != get_ident() or len(times.noted) >= MOST_NOTED:
             return None
-        known = times.known.get(key)
-        if known is None or known[0]() is not module:
+        entry = times.modules.get(key)
+        if entry is None or entry[0]() is not module:
             index = self._boundary.call(times.index, module)
             if index is None:
                 return None
-            times.known[key] = weakref.ref(module), index
+            times.modules[key] = weakref.ref(module), index
         return times
 
     def _range_of(self, module: Any) -> tuple[weakref.ref[Any], Scope] | None:
@@ -528,7 +528,7 @@ class _ModuleRoute:
         finally:
             self._inside.discard(here)
             self._plainly = False
-        if watched and not self._repeating.left:
+        if watched and not self._repeating.steps_to_skip:
             self._boundary.call(self._listener.returned, module, output)
         return output
 
@@ -545,6 +545,6 @@ class _ModuleRoute:
 def _tell_dynamo(before: Any, now: Any) -> None:
     """Let Dynamo take this for a plain call of a module: else it guards on ours, and compiles anew once we are gone."""
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
-        known = vars(sys.modules.get(name, object)).get("unpatched_nn_module_call")
-        if known is not None and known is before:
+        plain_call = vars(sys.modules.get(name, object)).get("unpatched_nn_module_call")
+        if plain_call is not None and plain_call is before:
             sys.modules[name].unpatched_nn_module_call = now  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ What is touched, since which torch it has had this form, and what happens withou
 | private name | since | without it |
 | --- | --- | --- |
 | torch.autograd.Variable._execution_engine.run_backward | 1.8 | a node of these costs as much as an operator's event |
-| _TensorMetadata.allocation_id, torch._C._jit_get_schemas_for_operator (`memory/tree.py`) | 2.1 | no dependencies |
+| _TensorMetadata.allocation_id, torch._C._jit_get_schemas_for_operator (`event_tree.py`) | 2.1 | no dependencies |
 | torch._C._profiler._RecordFunctionFast | 2.2 | torch.profiler.record_function |
 | torch.utils._python_dispatch._disable_current_modes | 2.1 | a mode of the training's sees the end of our ranges |
 | torch.autograd._get_sequence_nr | 2.1 | a step is found too large by the calls of its modules alone |
@@ -75,19 +75,19 @@ def chain_of_nodes(length: int) -> Callable[[], None] | None:
 
 def leaves_of(roots: Any, most: int = 8, most_nodes: int = 20_000) -> list[torch.Tensor]:
     """Some leaf tensors that gradients of these roots go to, found in the graph; as many as `most`."""
-    found: list[torch.Tensor] = []
+    leaves: list[torch.Tensor] = []
     waiting = [getattr(root, "grad_fn", None) for root in (roots if isinstance(roots, (tuple, list)) else (roots,))]
-    seen: set[Any] = set()
-    while waiting and len(found) < most and len(seen) < most_nodes:
+    visited: set[Any] = set()
+    while waiting and len(leaves) < most and len(visited) < most_nodes:
         node = waiting.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
+            leaves.append(leaf)
         waiting += [following for following, _ in node.next_functions]
-    return found
+    return leaves
 
 
 def make_meta_tensor(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
@@ -101,7 +101,7 @@ def in_backward() -> bool:
     return bool(graph_task() != NO_TASK)
 
 
-def must_not_switch() -> bool:
+def profiler_is_locked() -> bool:
     """Return whether no profile may begin or end now: within a backward pass, or while CUDA captures a graph."""
     return in_backward() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
@@ -150,7 +150,7 @@ def act_within_backward(roots: Any, nodes: int, action: Callable[[], None]) -> C
         starts = [_node_of(root) for root in (roots if isinstance(roots, (tuple, list)) else (roots,))]
         waiting = [(-node._sequence_nr(), index, node) for index, node in enumerate(starts) if node is not None]
         heapq.heapify(waiting)
-        seen: set[Any] = {node for _, _, node in waiting}
+        count: set[Any] = {node for _, _, node in waiting}
         run = 0
         while waiting and run < nodes:
             _, _, node = heapq.heappop(waiting)
@@ -158,9 +158,9 @@ def act_within_backward(roots: Any, nodes: int, action: Callable[[], None]) -> C
             if not hasattr(node, "_forward_cls") and not hasattr(node, "variable"):  # a Function of the training's
                 order.append(node)
             for following, _ in node.next_functions:
-                if following is not None and following not in seen:
-                    seen.add(following)
-                    heapq.heappush(waiting, (-following._sequence_nr(), len(seen) + len(starts), following))
+                if following is not None and following not in count:
+                    count.add(following)
+                    heapq.heappush(waiting, (-following._sequence_nr(), len(count) + len(starts), following))
         if run < nodes:
             return lambda: None
         handles = [node.register_prehook(lambda _: action()) for node in list(order)[-_HOOKS:]]

@@ -42,7 +42,7 @@ class TorchRecorder:
         self._ops: OpRecorder | None = None
         self._repeats = RepeatFilter(self._boundary, self)
         self.routes = TorchHooks(self._boundary, self, self._repeats)
-        self._book = ModuleRegistry(self._note_compiled_root)
+        self._registry = ModuleRegistry(self._note_compiled_root)
         self._trainers = GradientThreads()
         settings = session.settings
         self._finder = StepFinder(
@@ -54,6 +54,7 @@ class TorchRecorder:
             self._restart_open_step,
             self._note_calls,
         )
+        self._is_paused = False
         self._leaving = contextlib.ExitStack()
         self._followed_ns = 0  # to follow unprofiled steps
         self._spent_ns: int | None = None  # in all calls until the last step's end; the first one begins the run
@@ -67,7 +68,7 @@ class TorchRecorder:
     def listen(self, models: Models) -> None:
         """Routes in place, models known, and the first step open where nothing else begins it."""
         for name, model in named_models(models):
-            self._boundary.call(self._book.add_root, model, name)
+            self._boundary.call(self._registry.add_root, model, name)
         self._leaving.callback(self.routes.remove)
         self.routes.install()
         self._leaving.callback(kineto.before_other_profilers(self._boundary.guarded(self._give_way_to_other_profiler)))
@@ -75,11 +76,11 @@ class TorchRecorder:
     @property
     def knows_models(self) -> bool:
         """Return whether any model is known so far."""
-        return bool(self._book.roots)
+        return bool(self._registry.roots)
 
     def open(self, writer: RunWriter) -> None:
         """Prepare to record into this run."""
-        memory, session = MemoryWatch(self._book, self._trainers), self._session
+        memory, session = MemoryWatch(self._registry, self._trainers), self._session
         guarded, tell = self._boundary.guarded, self._repeats.report_ended_steps
         self._ops = OpRecorder(writer, session.plan, memory, self.routes, session.note, guarded, tell)
 
@@ -100,13 +101,13 @@ class TorchRecorder:
     def leave(self) -> None:
         """Take every route back, and keep no weak reference to a tensor: torch refuses to swap one that has any."""
         with self._leaving:
-            held = vars(self._finder)  # not by its method, which may be what has failed
-            held["_optimizers"].forget_parameters()
-            vars(held["_copies"]).update(_parameter=None)
-            held.update(
-                _watched=None, _weights=[], **{part: type(held[part])() for part in ("_gradients", "_one_model")}
+            state = vars(self._finder)  # not by its method, which may be what has failed
+            state["_optimizers"].forget_parameters()
+            vars(state["_copies"]).update(_parameter=None)
+            state.update(
+                _watched=None, _weights=[], **{part: type(state[part])() for part in ("_gradients", "_one_model")}
             )
-            held["_samples"].forget_inputs()
+            state["_samples"].forget_inputs()
 
     # steps
 
@@ -173,6 +174,19 @@ class TorchRecorder:
             steps = LOOK_AHEAD if is_over else session.plan.steps_unprofiled(session.number)
             self._repeats.may_begin(steps, samples, flushed_ns)
 
+    def pause(self) -> bool:
+        """Hear of nothing until `resume`; True where work of the open step was seen, which is profiled no further."""
+        within_step = self._finder.pause()
+        self._repeats.follow()
+        self._is_paused = True
+        if within_step and self._ops is not None:
+            self._ops.leave_step()
+        return within_step
+
+    def resume(self) -> None:
+        """Hear of the training again."""
+        self._is_paused = False
+
     def close_window(self) -> None:
         """End the open window and write it."""
         if self._ops is not None:
@@ -180,17 +194,19 @@ class TorchRecorder:
 
     def inside(self, layer: nn.Module) -> torch_private.Scope:
         """A range of the step that counts as a call of this module, for code that calls a function of it instead."""
-        index = self._boundary.call(self._book.index, layer)
+        index = self._boundary.call(self._registry.index, layer)
         return torch_private.make_scope("call" if index is None else f"{MODULE_SCOPE}{index}")
 
     # what the training does, as the routes tell
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is called that no other module calls."""
-        if not self._book.knows(module):
-            self._book.add_root(module)
-        if self._ops is None and not (torch.is_grad_enabled() and self._book.learns(module)):
-            self._finder.signs["calls"] += 1  # no training so far: a transform in a worker, inference
+        if self._is_paused:
+            return
+        if not self._registry.knows(module):
+            self._registry.add_root(module)
+        if self._ops is None and not (torch.is_grad_enabled() and self._registry.learns(module)):
+            self._finder.activity_counts["calls"] += 1  # no training so far: a transform in a worker, inference
             return
         self._session.begin()
         self._finder.called(module, args, kwargs)
@@ -210,29 +226,33 @@ class TorchRecorder:
         """Return whether a module is a part of a known model, or a copy of one that `DataParallel` made."""
         if "_is_replica" in vars(module):
             return True
-        roots = (root for root in self._book.roots if root.within is None)
-        return self._book.knows(module) and all(root.held() is not module for root in roots)
+        roots = (root for root in self._registry.roots if root.within is None)
+        return self._registry.knows(module) and all(root.reference() is not module for root in roots)
 
     def returned(self, module: nn.Module, output: Any) -> None:
         """Note that the call has returned."""
-        if self._ops is not None:
+        if self._ops is not None and not self._is_paused:
             self._finder.returned(module, output)
 
     def raised(self, module: nn.Module) -> None:
         """Note that the call has ended with an exception."""
         self._repeats.differs()
-        if not torch_private.in_backward():  # else a checkpoint has computed again as far as it needed to
+        if (
+            not self._is_paused and not torch_private.in_backward()
+        ):  # else a checkpoint has computed again as far as it needed to
             self._finder.raised(module)
 
     def compiled(self, module: nn.Module) -> None:
         """A model was compiled in place: its calls pass us by, and what it is made of is known."""
         if self._ops is not None:
             self._repeats.follow()
-            self._book.add_root(module)
+            self._registry.add_root(module)
             self._note_compiled()
 
     def before_optimizer(self, optimizer: Any) -> None:
         """An optimizer is about to update."""
+        if self._is_paused:
+            return
         self._session.begin()
         self._finder.before_update(optimizer)
         if self._ops is not None:
@@ -244,10 +264,13 @@ class TorchRecorder:
         """An optimizer has updated: the step may have ended."""
         if self._ops is not None:
             self._ops.note_updating_optimizer(None)
-        self._finder.after_update(optimizer)
+        if not self._is_paused:
+            self._finder.after_update(optimizer)
 
     def skipped_update(self) -> None:
         """A gradient scaler left an update out."""
+        if self._is_paused:
+            return
         self._repeats.follow()
         where = "no step" if self._session.settings.steps_from == "optimizer" else "the step that scope.step() ends"
         message = f"a gradient scaler skipped an update: its time is in {where}"
@@ -263,6 +286,8 @@ class TorchRecorder:
     def before_backward(self, roots: Any, inputs: Any, weights: Any = None) -> None:
         """Gradients are about to be computed."""
         self._trainers.note_this_thread()
+        if self._is_paused:
+            return
         self._session.begin()
         self._finder.before_backward(roots, inputs, weights)
         self._open_step()
@@ -273,6 +298,8 @@ class TorchRecorder:
 
     def after_backward(self) -> None:
         """Gradients are computed."""
+        if self._is_paused:
+            return
         self._finder.after_backward(self._repeats.replaying)
         if self._ops is not None:
             self._ops.after_pass()
@@ -281,19 +308,23 @@ class TorchRecorder:
     def backward_raised(self) -> None:
         """An exception has ended a backward pass."""
         self._repeats.differs()
+        if self._is_paused:
+            return
         self._finder.backward_raised()
         if self._ops is not None:
             self._ops.after_pass()
 
     def batch(self, iterator: Any, batch: Any) -> None:
         """A data loader gave a batch."""
+        if self._is_paused:
+            return
         self._finder.batch(iterator, batch)
         if self._ops is not None:
             self._ops.mark("data")
 
     def makes_scope(self, module: nn.Module) -> torch_private.Scope:
         """The range of a module's call in the window that records now."""
-        return torch_private.make_call_scope(f"{MODULE_SCOPE}{self._book.index(module)}")
+        return torch_private.make_call_scope(f"{MODULE_SCOPE}{self._registry.index(module)}")
 
     def many_calls(self) -> None:
         """Many modules were called in a profiled step: is it still small enough?"""
@@ -396,7 +427,7 @@ class TorchRecorder:
     def model_rows(self) -> list[dict[str, Any]]:
         """Rows of model.json: the modules that were called or given."""
         shares = {} if self._ops is None else self._ops.update_shares()
-        return run_facts.model_json_rows(self._book, self._session.settings.flops, shares)
+        return run_facts.model_json_rows(self._registry, self._session.settings.flops, shares)
 
     def run_json_fields(self, span_ns: int) -> dict[str, Any]:
         """Return what run.json says at the end of a run of this length."""
@@ -419,7 +450,7 @@ class TorchRecorder:
 
     def why_no_steps(self) -> str:
         """The reason why there is no step, as far as it was seen, and what helps."""
-        return why_no_steps(self._finder.signs)
+        return why_no_steps(self._finder.activity_counts)
 
     def report_ended_steps(self) -> None:
         """Report steps that have ended and are not yet reported to the session."""
@@ -435,7 +466,7 @@ class TorchRecorder:
 
     def forks(self) -> None:
         """Note that this process has forked."""
-        self._finder.signs["forks"] += 1
+        self._finder.activity_counts["forks"] += 1
 
     def forget(self) -> None:
         """Drop the window in a forked child: it belongs to the parent."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 EXIT_CODES = {"interrupted": 130, "oom": 8}  # results of a run in their own right, not faults
 Progress = Callable[[int, float | None], None]
 Stop = Callable[[], bool]  # asked after every step: was that the last one?
+Evaluates = Callable[[int], None]  # hears that so many test samples are looked at now
 
 
 @contextmanager
@@ -62,22 +63,25 @@ def train_workload(
     evaluate: bool = True,
     stop: Stop = lambda: False,
     progress: Progress = lambda step, loss: None,
+    evaluates: Evaluates = lambda samples: None,
 ) -> tuple[Path, int]:
-    """(run folder, exit code) of at most so many steps; but for Ctrl-C and out of memory, exceptions pass through."""
+    """(run folder, exit code) of at most so many steps; but for Ctrl-C and out of memory, exceptions pass through.
+
+    evaluate: afterwards, with the run ended, look at test samples, no more of them than were trained on.
+    """
     if steps < 1:
         raise UsageError(f"--steps {steps}: a run needs at least one step")
-    made = asdict(choices)
-    del made["kind"]
-    cast = workload_in_precision(workload, made.pop("precision"), choices.device)
-    training = cast.prepare(**made)
+    settings_of_training = asdict(choices)
+    del settings_of_training["kind"]
+    cast = workload_in_precision(workload, settings_of_training.pop("precision"), choices.device)
+    training = cast.prepare(**settings_of_training)
     counted = count_flops(training.model, workload.loss, workload.example(2))
     facts = {**_facts(workload, training, counted, choices), "planned_steps": steps}
     session = Session(replace(settings, name=workload.name, facts=facts, flops=counted.by_module))
     session.start(training.model)
     try:
         _train(training, steps, session, progress, stop)
-        accuracy = training.evaluate() if evaluate else None
-        session.update(result={"accuracy": accuracy, "steps": session.steps, "counters": dict(training.counters)})
+        session.update(result=_result(training, session.steps))
     except BaseException as error:
         status, reason = status_of(error)
         session.close(status, reason)
@@ -85,9 +89,32 @@ def train_workload(
         if status not in EXIT_CODES:
             raise
         return session.path, EXIT_CODES[status]
-    session.close()
+    session.close()  # no sensor reads what follows, and whatever becomes of it, the training is whole
+    if evaluate:
+        _evaluate(training, session, evaluates)
     session.pack()
     return session.path, 0
+
+
+def _result(
+    training: Training, steps: int, accuracy: float | None = None, samples: int | None = None
+) -> dict[str, Any]:
+    counters = dict(training.counters)
+    return {"accuracy": accuracy, "accuracy_samples": samples, "steps": steps, "counters": counters}
+
+
+def _evaluate(training: Training, session: Session, evaluates: Evaluates) -> None:
+    """Write the accuracy into the run; that it broke off, or failed, is noted there."""
+    samples = min(training.data.test_size, session.steps * training.batch_size)
+    if samples == 0 or training.workload.correct is None:
+        return
+    evaluates(samples)
+    try:
+        accuracy = training.evaluate(samples)
+    except (Exception, KeyboardInterrupt) as error:
+        session.note("no-accuracy", f"looking at the test data ended early: {status_of(error)[1]}")
+        return
+    session.update(result=_result(training, session.steps, accuracy, None if accuracy is None else samples))
 
 
 def _train(training: Training, steps: int, session: Session, progress: Progress, stop: Stop) -> None:

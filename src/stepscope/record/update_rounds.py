@@ -174,9 +174,9 @@ class OptimizerRounds:
         takes_over = len(self._seen) > 1 and self._seen[-1][0] == key and not joins
         takes_over = takes_over and not self._one_model({key for key, _, _ in self._seen})
         starts = [n for n, (_, joins, _) in enumerate(self._seen) if n and not joins] if takes_over else []
-        seen, ends = self._seen, [*starts, len(self._seen)]
+        updates, ends = self._seen, [*starts, len(self._seen)]
         for start, end in zip([0, *starts], ends, strict=True):
-            self._seen, self.ahead = seen[start:end], len(seen) - end + 1
+            self._seen, self.ahead = updates[start:end], len(updates) - end + 1
             self._close(late=True)
         self.ahead = 0
 
@@ -334,5 +334,7 @@ class ManualRounds:
             same = read and fingerprint.contents == self._left.contents
             self.of_copies = self.of_copies or same
             return not same
-        shown = fingerprint.values_are_seen and self._left.values_are_seen
-        return fingerprint.values != self._left.values or (not shown and fingerprint.gradients != self._left.gradients)
+        are_visible = fingerprint.values_are_seen and self._left.values_are_seen
+        return fingerprint.values != self._left.values or (
+            not are_visible and fingerprint.gradients != self._left.gradients
+        )

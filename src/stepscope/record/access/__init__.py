@@ -143,7 +143,7 @@ class CardFile(DeviceFile):
     def __init__(self, find: Callable[[], Path | None], clock: Clock = monotonic_ns) -> None:
         self._state: DeviceFile | None = None
         with contextlib.suppress(OSError):  # a kernel without power management
-            self._state = DeviceFile(lambda: _beside(find(), f"device/{_POWER_STATE}"), clock)
+            self._state = DeviceFile(lambda: _sibling_file(find(), f"device/{_POWER_STATE}"), clock)
         super().__init__(find, clock)
 
     @property
@@ -170,7 +170,7 @@ class CardFile(DeviceFile):
 _POWER_STATE, _ASLEEP = "power/runtime_status", b"suspend"  # suspended, suspending
 
 
-def _beside(path: Path | None, name: str) -> Path | None:
+def _sibling_file(path: Path | None, name: str) -> Path | None:
     return None if path is None else path.parent / name
 
 
@@ -186,15 +186,15 @@ def open_device_files(
     paths: list[Path], clock: Clock = monotonic_ns
 ) -> tuple[list[tuple[Path, DeviceFile]], list[OSError]]:
     """Open those paths that can be opened; return them, and why the others cannot."""
-    kept: list[tuple[Path, DeviceFile]] = []
+    files: list[tuple[Path, DeviceFile]] = []
     refused: list[OSError] = []
     for path in paths:
         try:
-            kept.append((path, DeviceFile(partial(Path, path), clock)))
+            files.append((path, DeviceFile(partial(Path, path), clock)))
         except OSError as error:
             error.filename = error.filename or str(path)
             refused.append(error)
-    return kept, refused
+    return files, refused
 
 
 def close_device_files(files: list[DeviceFile]) -> None:
@@ -235,7 +235,7 @@ class FileSensor:
         opened: list[tuple[DeviceFile, NumberFile]] = []
         reasons: list[NoSensor] = []
         for file in self.find(root, target):
-            answer = file if isinstance(file, NoSensor) else _opened(file, target.clock)
+            answer = file if isinstance(file, NoSensor) else _open_number_file(file, target.clock)
             if isinstance(answer, NoSensor):
                 reasons.append(answer)
             elif isinstance(file, NumberFile):
@@ -249,10 +249,12 @@ class FileSensor:
             reasons.append(NoSensor("absent", str(root / self.absent)))
             return next((why for why in reasons if why.reason == "denied"), reasons[0])
         channels = tuple(channel for _, file in opened for channel in file.channels)
-        return decoded_later(channels, partial(_fetch, opened), partial(_decode, opened), close, self.every_ns)
+        return decoded_later(
+            channels, partial(_read_contents, opened), partial(_parse_values, opened), close, self.every_ns
+        )
 
 
-def _opened(file: NumberFile, clock: Clock) -> DeviceFile | NoSensor:
+def _open_number_file(file: NumberFile, clock: Clock) -> DeviceFile | NoSensor:
     try:
         device = DeviceFile(file.find or partial(Path, file.path), clock)
     except OSError as error:
@@ -271,7 +273,7 @@ def _opened(file: NumberFile, clock: Clock) -> DeviceFile | NoSensor:
     return why
 
 
-def _fetch(opened: Sequence[tuple[DeviceFile, NumberFile]]) -> list[bytes | OSError]:
+def _read_contents(opened: Sequence[tuple[DeviceFile, NumberFile]]) -> list[bytes | OSError]:
     texts: list[bytes | OSError] = []
     errors: list[OSError] = []
     for device, file in opened:
@@ -285,7 +287,7 @@ def _fetch(opened: Sequence[tuple[DeviceFile, NumberFile]]) -> list[bytes | OSEr
     return texts
 
 
-def _decode(opened: Sequence[tuple[DeviceFile, NumberFile]], texts: Sequence[bytes | OSError]) -> list[float]:
+def _parse_values(opened: Sequence[tuple[DeviceFile, NumberFile]], texts: Sequence[bytes | OSError]) -> list[float]:
     values: list[float] = []
     for (_, file), text in zip(opened, texts, strict=True):
         values += [NAN] * len(file.channels) if isinstance(text, OSError) else file.values(text)

@@ -85,7 +85,7 @@ def read_tree(roots: Sequence[Any], shapes: bool) -> Tree:
             continue
         if shapes and kind == "_ExtraFields_TorchOp":
             inputs = fields.inputs
-            tensors = list(_tensors(inputs))
+            tensors = list(_tensor_arguments(inputs))
             ops.append(TreeOp(around, node.start_time_ns, node.start_tid, node.name, len(inputs), tensors, []))
             around = len(ops) - 1
         waiting.extend((child, around) for child in node.children)
@@ -95,7 +95,7 @@ def read_tree(roots: Sequence[Any], shapes: bool) -> Tree:
     return Tree(t, thread, pointer, size, total, reserved, [row[6] for row in rows], ops)
 
 
-def _tensors(inputs: Sequence[Any]) -> Iterator[Argument]:
+def _tensor_arguments(inputs: Sequence[Any]) -> Iterator[Argument]:
     for index, value in enumerate(inputs):
         for tensor in value if isinstance(value, list) else (value,):
             storage = getattr(tensor, "allocation_id", NOWHERE)
@@ -105,9 +105,9 @@ def _tensors(inputs: Sequence[Any]) -> Iterator[Argument]:
 
 def write_accesses(writer: RunWriter, tree: Tree, part: Part, window: Window) -> None:
     """Write the accesses of a window's first step, if the window recorded what tells them; the last written stays."""
-    found = accesses_of(tree, part, window.steps[0], window.unix_offset_ns) if window.shapes and len(part) else None
-    if found is not None:
-        writer.write_storage_accesses(found)
+    accesses = accesses_of(tree, part, window.steps[0], window.unix_offset_ns) if window.shapes and len(part) else None
+    if accesses is not None:
+        writer.write_storage_accesses(accesses)
 
 
 def accesses_of(tree: Tree, part: Part, span: StepSpan, offset_ns: int) -> dict[str, Any] | None:
@@ -121,23 +121,23 @@ def accesses_of(tree: Tree, part: Part, span: StepSpan, offset_ns: int) -> dict[
     rows: dict[tuple[int, int, str], int] = {}
     for row, (t0, thread, name) in enumerate(zip(times, threads, part.columns["name"][mine].tolist(), strict=True)):
         rows.setdefault((t0, thread, names[name]), row)
-    found: set[tuple[int, int, bool]] = set()
-    seen: list[tuple[int, frozenset[_Access]]] = []  # of each op: its row or that of its caller, accesses known there
+    accesses: set[tuple[int, int, bool]] = set()
+    by_op: list[tuple[int, frozenset[_Access]]] = []  # of each op: its row or that of its caller, accesses known there
     for op in tree.ops:
-        row, known = seen[op.around] if op.around >= 0 else (NOWHERE, frozenset())
+        row, earlier = by_op[op.around] if op.around >= 0 else (NOWHERE, frozenset())
         own = rows.get((op.t_ns - offset_ns, op.thread, op.name))
         if own is not None:
-            row, new = own, frozenset(_accesses(op)) - known
-            known |= new
-            found.update((row, storage, written) for storage, written in new)
+            row, new = own, frozenset(_accesses_of_op(op)) - earlier
+            earlier |= new
+            accesses.update((row, storage, written) for storage, written in new)
         if row >= 0:
-            found.update((row, storage, True) for storage in op.allocated)
-        seen.append((row, known))
-        if len(found) > MOST_ACCESSES:
+            accesses.update((row, storage, True) for storage in op.allocated)
+        by_op.append((row, earlier))
+        if len(accesses) > MOST_ACCESSES:
             return None
-    if not found:
+    if not accesses:
         return None
-    ordered = sorted(found)
+    ordered = sorted(accesses)
     return {
         "step": span.step,
         "rows": [row for row, _, _ in ordered],
@@ -146,7 +146,7 @@ def accesses_of(tree: Tree, part: Part, span: StepSpan, offset_ns: int) -> dict[
     }
 
 
-def _accesses(op: TreeOp) -> Iterator[_Access]:
+def _accesses_of_op(op: TreeOp) -> Iterator[_Access]:
     changed = changed_arguments(op.name, op.inputs)
     for place, _, storage, _ in op.tensors:
         if storage is not None:

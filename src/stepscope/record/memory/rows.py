@@ -53,10 +53,10 @@ class RunMemoryState:
     reserved: dict[str, int] = field(default_factory=dict)  # the most that a device's allocator held, B
     _shapes: dict[int, list[tuple[int, ...] | None]] = field(default_factory=dict)
 
-    def share_shapes(self, born: list[Storage], seen: bool) -> None:
+    def share_shapes(self, born: list[Storage], has_shapes: bool) -> None:
         """Steps that make the same allocations have the same shapes: learnt where recorded, used elsewhere."""
         key = hash(tuple(storage.bytes for storage in born))
-        if seen:
+        if has_shapes:
             self._shapes[key] = [storage.shape for storage in born]
         for storage, shape in zip(born, self._shapes.get(key, []), strict=False):
             storage.shape = storage.shape or shape
@@ -69,35 +69,35 @@ def memory_rows(
     ops: LabelledEvents,
     names: list[str],
     modules: list[tuple[str, str]],
-    book: RunMemoryState,
+    state: RunMemoryState,
 ) -> Part:
     """Rows as `runfolder.MEMORY`, in order of time; `names` are the texts of the ops' names."""
     start_ns, end_ns = window.steps[0].t0_ns, window.steps[-1].t1_ns
-    found = storages_of(events, window.unix_offset_ns, start_ns, watched)
-    _residual_on_accelerators(found, events, start_ns)
-    place = _innermost(ops, events.t - window.unix_offset_ns, events.thread)
-    _learn_from_uses(found, events, ops, window.unix_offset_ns)
-    _categories(found.all, place, ops, names)
-    kept = [storage for storage in found.all if storage.t0_ns < end_ns]
-    for born in _by_step(kept, [span.t0_ns for span in window.steps]):
-        book.share_shapes(born, window.shapes)
+    storages = storages_of(events, window.unix_offset_ns, start_ns, watched)
+    _residual_on_accelerators(storages, events, start_ns)
+    place = _innermost_ops(ops, events.t - window.unix_offset_ns, events.thread)
+    _learn_from_uses(storages, events, ops, window.unix_offset_ns)
+    _categorise_by_ops(storages.all, place, ops, names)
+    of_steps = [storage for storage in storages.all if storage.t0_ns < end_ns]
+    for born in _group_by_step(of_steps, [span.t0_ns for span in window.steps]):
+        state.share_shapes(born, window.shapes)
     for device, reserved in [("cpu", watched.reserved), *zip(events.device, events.reserved.tolist(), strict=True)]:
-        if reserved > book.reserved.get(device, 0):
-            book.reserved[device] = reserved
-    return _part(kept, _AllocationNames(place, ops, names, modules), window, end_ns, book)
+        if reserved > state.reserved.get(device, 0):
+            state.reserved[device] = reserved
+    return _build_part(of_steps, _AllocationNames(place, ops, names, modules), window, end_ns, state)
 
 
-def _residual_on_accelerators(found: StorageMap, events: Tree, start_ns: int) -> None:
+def _residual_on_accelerators(storages: StorageMap, events: Tree, start_ns: int) -> None:
     """A caching allocator states its total: what it had given out before the window and nobody in sight has."""
     first = {device: row for row, device in reversed(list(enumerate(events.device))) if events.reserved[row] > 0}
     for device, row in first.items():
         before = int(events.total[row] - events.size[row])
-        known = sum(s.bytes for s in found.all if s.device == device and s.born == NO_EVENT)
-        if before > known:
-            found.all.insert(0, Storage(device, 0, before - known, start_ns))
+        in_sight = sum(s.bytes for s in storages.all if s.device == device and s.born == NO_EVENT)
+        if before > in_sight:
+            storages.all.insert(0, Storage(device, 0, before - in_sight, start_ns))
 
 
-def _innermost(ops: LabelledEvents, t_ns: Ints, thread: Ints) -> Ints:
+def _innermost_ops(ops: LabelledEvents, t_ns: Ints, thread: Ints) -> Ints:
     """Row of the innermost op or scope that was open on the thread at each time, _NOWHERE outside all of them."""
     cpu = np.flatnonzero(ops.events.gpu < 0)
     t0, t1, on = ops.t0_ns[cpu], (ops.t0_ns + ops.events.t1 - ops.events.t0)[cpu], ops.events.thread[cpu]
@@ -118,24 +118,24 @@ def _innermost(ops: LabelledEvents, t_ns: Ints, thread: Ints) -> Ints:
         place[ended] = parent[place[ended]]
 
 
-def _learn_from_uses(found: StorageMap, events: Tree, ops: LabelledEvents, offset_ns: int) -> None:
+def _learn_from_uses(storages: StorageMap, events: Tree, ops: LabelledEvents, offset_ns: int) -> None:
     """Shapes from the first op that takes a storage; one that a backward op takes was saved for it."""
-    taken = ((op.t_ns, op.thread, tensor) for op in events.ops for tensor in op.tensors)
-    uses = sorted((t_ns, thread, tensor.pointer, tensor.shape) for t_ns, thread, tensor in taken if tensor.pointer)
+    tensors = ((op.t_ns, op.thread, tensor) for op in events.ops for tensor in op.tensors)
+    uses = sorted((t_ns, thread, tensor.pointer, tensor.shape) for t_ns, thread, tensor in tensors if tensor.pointer)
     if not uses:
         return
-    at = _innermost(ops, np.array([use[0] for use in uses]) - offset_ns, np.array([use[1] for use in uses]))
-    devices = sorted({storage.device for storage in found.all})
+    at = _innermost_ops(ops, np.array([use[0] for use in uses]) - offset_ns, np.array([use[1] for use in uses]))
+    devices = sorted({storage.device for storage in storages.all})
     for (t_ns, _, pointer, shape), row in zip(uses, at.tolist(), strict=True):
         for device in devices:
-            storage = found.alive(device, pointer, t_ns - offset_ns)
+            storage = storages.alive(device, pointer, t_ns - offset_ns)
             if storage is not None:
                 storage.shape = storage.shape if storage.shape is not None else shape
                 storage.used_in_backward |= row >= 0 and int(ops.phase[row]) == BACKWARD
                 break
 
 
-def _categories(storages: list[Storage], place: Ints, ops: LabelledEvents, names: list[str]) -> None:
+def _categorise_by_ops(storages: list[Storage], place: Ints, ops: LabelledEvents, names: list[str]) -> None:
     """Set the category of what nobody has claimed, by where it was allocated and freed."""
     t1_ns = ops.t0_ns + ops.events.t1 - ops.events.t0
     for storage in storages:
@@ -148,13 +148,13 @@ def _categories(storages: list[Storage], place: Ints, ops: LabelledEvents, names
         freed_in = int(place[storage.freed]) if storage.freed != NO_EVENT else _NOWHERE
         phase = int(ops.phase[row]) if row >= 0 else OTHER
         in_backward = freed_in >= 0 and int(ops.phase[freed_in]) == BACKWARD
-        if row >= 0 and _is_kernel(names[int(ops.events.name[row])]) and _within(storage, int(t1_ns[row])):
+        if row >= 0 and _is_kernel(names[int(ops.events.name[row])]) and _is_freed_by_its_op(storage, int(t1_ns[row])):
             storage.category = "workspace"
         elif phase == DATA and not (freed_in >= 0 and int(ops.phase[freed_in]) == DATA):
             storage.category = "input"
         elif phase == BACKWARD:
-            kept = _outlives_its_recomputation(storage, row, ops, names, t1_ns)
-            storage.category = "saved" if kept else "temporary"
+            is_saved = _outlives_its_recomputation(storage, row, ops, names, t1_ns)
+            storage.category = "saved" if is_saved else "temporary"
         elif phase in (FORWARD, COMMUNICATION, OTHER) and (in_backward or storage.used_in_backward):
             storage.category = "saved"
         else:
@@ -165,7 +165,7 @@ def _is_kernel(name: str) -> bool:
     return name.startswith("aten::") and name not in _ONLY_ALLOCATE
 
 
-def _within(storage: Storage, t1_ns: int) -> bool:
+def _is_freed_by_its_op(storage: Storage, t1_ns: int) -> bool:
     """Freed by the very op that allocated it: it was never a tensor that anybody else saw."""
     return storage.t1_ns is not None and storage.t1_ns <= t1_ns
 
@@ -180,7 +180,7 @@ def _outlives_its_recomputation(storage: Storage, row: int, ops: LabelledEvents,
     return outermost >= 0 and (storage.t1_ns is None or storage.t1_ns > int(t1_ns[outermost]))
 
 
-def _by_step(storages: list[Storage], starts: list[int]) -> list[list[Storage]]:
+def _group_by_step(storages: list[Storage], starts: list[int]) -> list[list[Storage]]:
     """The storages that each step allocated; they lie in order of time."""
     born = [storage for storage in storages if storage.born != NO_EVENT]
     edges = [*np.searchsorted([storage.t0_ns for storage in born], starts).tolist(), len(born)]
@@ -218,12 +218,14 @@ class _AllocationNames:
         return self.names[int(self.ops.events.name[row])]
 
 
-def _part(storages: list[Storage], named: _AllocationNames, window: Window, end_ns: int, book: RunMemoryState) -> Part:
+def _build_part(
+    storages: list[Storage], named: _AllocationNames, window: Window, end_ns: int, state: RunMemoryState
+) -> Part:
     """Two rows a storage: it begins with its bytes and ends with as many less."""
     begins = np.array([s.t0_ns for s in storages], dtype=np.int64)
     ends = np.array([end_ns if s.t1_ns is None else min(s.t1_ns, end_ns) for s in storages], dtype=np.int64)
-    number = np.arange(book.next_number, book.next_number + len(storages))
-    book.next_number += len(storages)
+    number = np.arange(state.next_number, state.next_number + len(storages))
+    state.next_number += len(storages)
     sizes = np.array([s.bytes for s in storages], dtype=np.int64)
     t_ns = np.concatenate([begins, ends])
     order = np.argsort(t_ns, kind="stable")
@@ -241,12 +243,12 @@ def _part(storages: list[Storage], named: _AllocationNames, window: Window, end_
         "shape": [None if s.shape is None else "x".join(map(str, s.shape)) for s in storages],
     }
     for name, words in about.items():
-        index, texts[name] = _numbered(words)
+        index, texts[name] = _number_words(words)
         columns[name] = np.concatenate([index, index])[order]
     return Part(columns, texts)
 
 
-def _numbered(words: Iterable[str | None]) -> tuple[Ints, list[str]]:
+def _number_words(words: Iterable[str | None]) -> tuple[Ints, list[str]]:
     """Each word by its place in the list of those that occur; -1 for None."""
     places: dict[str, int] = {}
     index = [-1 if word is None else places.setdefault(word, len(places)) for word in words]
@@ -291,36 +293,36 @@ class StorageMap:
 
     def last(self, device: str, pointer: int) -> Storage | None:
         """The storage added last at this address."""
-        known = self._at.get((device, pointer))
-        return known[-1] if known else None
+        storages = self._at.get((device, pointer))
+        return storages[-1] if storages else None
 
     def alive(self, device: str, pointer: int, t_ns: int) -> Storage | None:
         """The storage that lives at this address at this time."""
-        known = self._at.get((device, pointer), [])
-        place = bisect_right(known, t_ns, key=lambda storage: storage.t0_ns) - 1
-        found = known[place] if place >= 0 else None
-        return found if found is not None and (found.t1_ns is None or t_ns <= found.t1_ns) else None
+        storages = self._at.get((device, pointer), [])
+        place = bisect_right(storages, t_ns, key=lambda storage: storage.t0_ns) - 1
+        latest = storages[place] if place >= 0 else None
+        return latest if latest is not None and (latest.t1_ns is None or t_ns <= latest.t1_ns) else None
 
 
 def storages_of(events: Tree, offset_ns: int, start_ns: int, watched: WatchedStorages) -> StorageMap:
     """Storages of a window that begins at `start_ns`; `offset_ns` is Unix less monotonic time."""
-    found = StorageMap()
+    storages = StorageMap()
     for mark in watched.before:
         if mark.end_ns is None or mark.end_ns > start_ns:
-            found.add(_storage_from_mark(mark, start_ns))
+            storages.add(_storage_from_mark(mark, start_ns))
     times = (events.t - offset_ns).tolist()
-    _add_inputs_from_before(found, events, times, start_ns, watched.marks)
+    _add_inputs_from_before(storages, events, times, start_ns, watched.marks)
     rows = zip(times, events.device, events.pointer.tolist(), events.size.tolist(), strict=True)
     for row, (t_ns, device, pointer, size) in enumerate(rows):
         if size > 0:
-            found.add(Storage(device, pointer, size, max(t_ns, start_ns), born=row))
+            storages.add(Storage(device, pointer, size, max(t_ns, start_ns), born=row))
         elif size < 0:
-            _free(found, row, t_ns, start_ns, device, pointer, -size)
+            _end_storage(storages, row, t_ns, start_ns, device, pointer, -size)
     for mark in watched.marks:
-        storage = found.alive(mark.device, mark.pointer, mark.t_ns)
+        storage = storages.alive(mark.device, mark.pointer, mark.t_ns)
         if storage is not None:
             _categorise(storage, mark)
-    return found
+    return storages
 
 
 def _storage_from_mark(mark: Mark, start_ns: int) -> Storage:
@@ -331,7 +333,7 @@ def _storage_from_mark(mark: Mark, start_ns: int) -> Storage:
 
 
 def _add_inputs_from_before(
-    found: StorageMap, events: Tree, times: list[int], start_ns: int, marks: Iterable[Mark]
+    storages: StorageMap, events: Tree, times: list[int], start_ns: int, marks: Iterable[Mark]
 ) -> None:
     """A batch that was made before the window is no allocation of it: it is known from the call that took it."""
     first: dict[tuple[str, int], int] = {}
@@ -342,17 +344,19 @@ def _add_inputs_from_before(
             first.setdefault((device, pointer), t_ns)
     for mark in marks:
         place = (mark.device, mark.pointer)
-        if mark.category == "input" and first.get(place, mark.t_ns + 1) > mark.t_ns and found.last(*place) is None:
-            found.add(_storage_from_mark(mark, start_ns))
+        if mark.category == "input" and first.get(place, mark.t_ns + 1) > mark.t_ns and storages.last(*place) is None:
+            storages.add(_storage_from_mark(mark, start_ns))
 
 
-def _free(found: StorageMap, row: int, t_ns: int, start_ns: int, device: str, pointer: int, size: int) -> None:
-    storage = found.last(device, pointer)
+def _end_storage(
+    storages: StorageMap, row: int, t_ns: int, start_ns: int, device: str, pointer: int, size: int
+) -> None:
+    storage = storages.last(device, pointer)
     if storage is not None and storage.freed == NO_EVENT:
         # Of a storage from before the window the weak reference may know the end already: either is as good.
         storage.t1_ns, storage.freed = max(t_ns, storage.t0_ns), row
     elif storage is None and t_ns > start_ns:  # it was there, and nobody in sight had it
-        found.add(Storage(device, pointer, size, start_ns, t_ns, freed=row))
+        storages.add(Storage(device, pointer, size, start_ns, t_ns, freed=row))
 
 
 def _categorise(storage: Storage, mark: Mark) -> None:

@@ -27,7 +27,7 @@ _MOST_BLOCKS = 10_000_000  # of Python's allocator, up to which a look at all ob
 
 @dataclass
 class Mark:
-    """The storage that was at this address at this time; `module` is an index of the module book."""
+    """The storage that was at this address at this time; `module` is an index of the module registry."""
 
     t_ns: int
     pointer: int
@@ -57,8 +57,8 @@ class WatchedStorages:
 class MemoryWatch:
     """Follows a window's tensors between `open` and `close`; optimizers are known from any time before."""
 
-    def __init__(self, book: ModuleRegistry, trainers: GradientThreads) -> None:
-        self.book = book
+    def __init__(self, registry: ModuleRegistry, trainers: GradientThreads) -> None:
+        self.registry = registry
         self.trainers = trainers
         self._reserved = reserved_reader()
         self._optimizers: dict[int, weakref.ref[Any]] = {}
@@ -66,7 +66,7 @@ class MemoryWatch:
         self._watched: WatchedStorages | None = None
         self._owners: dict[int, int] = {}
 
-    def tried(self, action: Callable[[], None]) -> BaseException | None:
+    def run_guarded(self, action: Callable[[], None]) -> BaseException | None:
         """Run an action of the watch; where it fails on our account the watch ends, and the error is returned."""
         try:
             with torch_private.bypass_torch_modes():
@@ -81,8 +81,8 @@ class MemoryWatch:
 
     def note_optimizer(self, optimizer: Any) -> None:
         """An optimizer steps, now or in any earlier step."""
-        known = self._optimizers.get(id(optimizer))
-        if (known is None or known() is not optimizer) and isinstance(optimizer, torch.optim.Optimizer):
+        reference = self._optimizers.get(id(optimizer))
+        if (reference is None or reference() is not optimizer) and isinstance(optimizer, torch.optim.Optimizer):
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
 
     def find_all_tensors(self) -> None:
@@ -95,29 +95,29 @@ class MemoryWatch:
 
     def open(self) -> None:
         """A window opens between two steps: note all live tensors."""
-        self._owners = self.book.parameter_modules()
+        self._owners = self.registry.parameter_modules()
         self._watched = WatchedStorages()
-        known: dict[tuple[str, int], Mark] = {}
-        for mark, tensor in self._optimizer_tensors():
-            known.setdefault((mark.device, mark.pointer), _watch_storage_end(mark, tensor.untyped_storage()))
+        marks: dict[tuple[str, int], Mark] = {}
+        for mark, tensor in self._marked_model_and_optimizer_tensors():
+            marks.setdefault((mark.device, mark.pointer), _watch_storage_end(mark, tensor.untyped_storage()))
         for storage, shape in self._live_python_tensors():
-            found = _mark_of(storage, shape, "other", NO_MODULE)
-            if found is not None:
-                known.setdefault((found.device, found.pointer), _watch_storage_end(found, storage))
-        self._watched.before = list(known.values())
+            new_mark = _mark_of_storage(storage, shape, "other", NO_MODULE)
+            if new_mark is not None:
+                marks.setdefault((new_mark.device, new_mark.pointer), _watch_storage_end(new_mark, storage))
+        self._watched.before = list(marks.values())
 
     def before_optimizer(self) -> None:
         """An optimizer is about to step: now every gradient that it uses has its address."""
         if self._watched is not None:
-            self._watched.marks += [mark for mark, _ in self._gradients()]
+            self._watched.marks += [mark for mark, _ in self._marked_gradients()]
             self._update_reserved_peak(self._watched)
 
     def after_step(self) -> None:
         """A step has ended: what is new of models and optimizers has its address."""
         if self._watched is not None:
-            if len(self.book.modules()) and not self._owners:
-                self._owners = self.book.parameter_modules()
-            self._watched.marks += [mark for mark, _ in self._optimizer_tensors()]
+            if len(self.registry.modules()) and not self._owners:
+                self._owners = self.registry.parameter_modules()
+            self._watched.marks += [mark for mark, _ in self._marked_model_and_optimizer_tensors()]
             self._update_reserved_peak(self._watched)
 
     def close(self) -> WatchedStorages:
@@ -135,53 +135,53 @@ class MemoryWatch:
             return
         for tensor in tensors_in((args, kwargs)):
             if not tensor.requires_grad:
-                mark = _mark(tensor, "input", NO_MODULE)
+                mark = _mark_of_tensor(tensor, "input", NO_MODULE)
                 if mark is not None:
                     self._watched.marks.append(_watch_storage_end(mark, tensor.untyped_storage()))
 
-    def _optimizer_tensors(self) -> Iterator[tuple[Mark, Tensor]]:
-        for index, module in enumerate(self.book.modules()):
+    def _marked_model_and_optimizer_tensors(self) -> Iterator[tuple[Mark, Tensor]]:
+        for index, module in enumerate(self.registry.modules()):
             for category, name in (("parameter", "_parameters"), ("buffer", "_buffers")):
                 for _, tensor in copied_items(vars(module).get(name)):
-                    mark = None if tensor is None else _mark(tensor, category, index)
+                    mark = None if tensor is None else _mark_of_tensor(tensor, category, index)
                     if mark is not None and tensor is not None:
                         yield mark, tensor
-        yield from self._gradients()
-        for optimizer in self._stepped():
-            yield from self._state(optimizer)
+        yield from self._marked_gradients()
+        for optimizer in self._live_optimizers():
+            yield from self._optimizer_state(optimizer)
 
-    def _gradients(self) -> Iterator[tuple[Mark, Tensor]]:
+    def _marked_gradients(self) -> Iterator[tuple[Mark, Tensor]]:
         if self.trainers.others():
             return
-        seen: set[int] = set()
+        parameters: set[int] = set()
         for parameter in self._parameters():
             gradient = parameter.grad
-            if gradient is not None and id(parameter) not in seen:
-                seen.add(id(parameter))
-                mark = _mark(gradient, "gradient", self._owners.get(id(parameter), NO_MODULE))
+            if gradient is not None and id(parameter) not in parameters:
+                parameters.add(id(parameter))
+                mark = _mark_of_tensor(gradient, "gradient", self._owners.get(id(parameter), NO_MODULE))
                 if mark is not None:
                     yield mark, gradient
 
     def _parameters(self) -> Iterator[Tensor]:
-        for module in self.book.modules():
+        for module in self.registry.modules():
             yield from parameters_of(module)
-        for optimizer in self._stepped():
+        for optimizer in self._live_optimizers():
             yield from (parameter for group in vars(optimizer).get("param_groups", ()) for parameter in group["params"])
 
-    def _state(self, optimizer: Any) -> Iterator[tuple[Mark, Tensor]]:
+    def _optimizer_state(self, optimizer: Any) -> Iterator[tuple[Mark, Tensor]]:
         for parameter, state in copied_items(optimizer.state):
             module = self._owners.get(id(parameter), NO_MODULE)
             for tensor in tensors_in(state):
-                mark = _mark(tensor, "optimizer", module)
+                mark = _mark_of_tensor(tensor, "optimizer", module)
                 if mark is not None:
                     yield mark, tensor
         for group in vars(optimizer).get("param_groups", ()):  # parameters that no module has
             for parameter in group["params"]:
-                mark = None if id(parameter) in self._owners else _mark(parameter, "parameter", NO_MODULE)
+                mark = None if id(parameter) in self._owners else _mark_of_tensor(parameter, "parameter", NO_MODULE)
                 if mark is not None:
                     yield mark, parameter
 
-    def _stepped(self) -> Iterator[Any]:
+    def _live_optimizers(self) -> Iterator[Any]:
         for reference in list(self._optimizers.values()):
             optimizer = reference()
             if optimizer is not None:
@@ -199,34 +199,35 @@ def _tensors_of_python() -> list[Tensor]:
     """All tensors that Python holds: what refers to their types, which takes half of a look at all objects."""
     if sys.getallocatedblocks() > _MOST_BLOCKS:  # a data set of so many objects: a look at them all takes seconds
         return []
-    kinds, known = (Tensor, nn.Parameter), torch.empty(0)
-    found = [referrer for referrer in gc.get_referrers(*kinds) if type(referrer) in kinds]
-    if not any(candidate is known for candidate in found):  # where a tensor's type is no reference
-        found = [candidate for candidate in gc.get_objects() if type(candidate) in kinds]
-    return found
+    kinds, sample = (Tensor, nn.Parameter), torch.empty(0)
+    tensors = [referrer for referrer in gc.get_referrers(*kinds) if type(referrer) in kinds]
+    if not any(candidate is sample for candidate in tensors):  # where a tensor's type is no reference
+        tensors = [candidate for candidate in gc.get_objects() if type(candidate) in kinds]
+    return tensors
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in nested dictionaries, lists and tuples."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for _, entry in copied_items(value):
-            yield from tensors_in(entry)
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from tensors_in(entry)
+    """Every tensor in dictionaries, lists and tuples, nested however deep, and within themselves."""
+    waiting, passed = [value], set()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Tensor):
+            yield part
+        elif isinstance(part, (dict, list, tuple)) and id(part) not in passed:
+            passed.add(id(part))
+            entries = [entry for _, entry in copied_items(part)] if isinstance(part, dict) else list(part)
+            waiting += reversed(entries)
 
 
-def _mark(tensor: Tensor, category: str, module: int) -> Mark | None:
+def _mark_of_tensor(tensor: Tensor, category: str, module: int) -> Mark | None:
     """None where the tensor has no storage of its own: sparse, on the meta device, a wrapper, or empty."""
     try:
-        return _mark_of(tensor.untyped_storage(), tuple(tensor.shape), category, module)
+        return _mark_of_storage(tensor.untyped_storage(), tuple(tensor.shape), category, module)
     except (RuntimeError, NotImplementedError, TypeError):
         return None
 
 
-def _mark_of(storage: UntypedStorage, shape: tuple[int, ...], category: str, module: int) -> Mark | None:
+def _mark_of_storage(storage: UntypedStorage, shape: tuple[int, ...], category: str, module: int) -> Mark | None:
     try:
         pointer, size = storage.data_ptr(), storage.nbytes()
     except (RuntimeError, NotImplementedError, TypeError):

@@ -24,10 +24,32 @@ from stepscope.record.ops.events import (
 
 
 def optimizer_steps(events: Events, texts: list[str]) -> Ints:
-    """Rows of the ranges of `Optimizer.step`, by time."""
+    """Rows of the ranges of `Optimizer.step`, by time, without those within another one of the same kind."""
+    rows = _ranges_of_updates(events, texts)
+    return rows[~_are_within_own_kind(events, rows)]
+
+
+def repeated_optimizer_steps(events: Events, texts: list[str]) -> Ints:
+    """Rows of the ranges of a `step` that calls that of its base class, which torch makes anew for it."""
+    rows = _ranges_of_updates(events, texts)
+    return rows[_are_within_own_kind(events, rows)]
+
+
+def _ranges_of_updates(events: Events, texts: list[str]) -> Ints:
     is_step = np.array([text.startswith(OPTIMIZER_STEP) for text in texts], dtype=bool)
     rows = np.flatnonzero(is_step[events.name])
     return rows[np.argsort(events.t0[rows], kind="stable")]
+
+
+def _are_within_own_kind(events: Events, rows: Ints) -> Flags:
+    """Which of these ranges, by time, lie within another one of the same thread and name."""
+    within = np.zeros(len(rows), dtype=bool)
+    ends: dict[tuple[int, int], int] = {}
+    keys = zip(events.thread[rows].tolist(), events.name[rows].tolist(), strict=True)
+    for place, (key, end) in enumerate(zip(keys, events.t1[rows].tolist(), strict=True)):
+        within[place] = end <= ends.get(key, -1)
+        ends[key] = max(end, ends.get(key, -1))
+    return within
 
 
 def closure_ends(events: Events, steps: Ints, texts: list[str]) -> Ints:
@@ -51,9 +73,9 @@ def _marked_phases(events: Events, texts: list[str]) -> Ints:
 
 def _belongs_to_thread(events: Events, rows: Ints, thread: int) -> Flags:
     """Which of these rows a thread runs, or are nodes that it made: another thread runs those of a GPU."""
-    made = (events.scope[rows] == BACKWARD_NODE) & (events.forward_thread[rows] == thread)
-    found: Flags = made | (events.thread[rows] == thread)
-    return found
+    is_own_node = (events.scope[rows] == BACKWARD_NODE) & (events.forward_thread[rows] == thread)
+    belongs: Flags = is_own_node | (events.thread[rows] == thread)
+    return belongs
 
 
 def relabel_phases_in_closures(events: Events, parent: Ints, labels: Labels, texts: list[str]) -> Ints:

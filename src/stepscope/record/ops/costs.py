@@ -28,7 +28,7 @@ _ITEM_BYTES = {
     "c10::complex<float>": 8,
     "c10::complex<double>": 16,
 }
-_NO_TENSOR = ("", "Scalar", "ScalarList")
+NO_TENSOR = ("", "Scalar", "ScalarList")
 
 
 def count_op_flops(name: str, input_shapes: Shapes, concrete_inputs: Values) -> int | None:
@@ -55,7 +55,7 @@ def count_op_bytes(input_shapes: Shapes, dtypes: Sequence[str]) -> int | None:
     """
     total = 0
     for shape, dtype in zip(input_shapes, dtypes, strict=False):
-        if dtype in _NO_TENSOR:
+        if dtype in NO_TENSOR:
             continue
         if dtype not in _ITEM_BYTES:
             return None  # a list of tensors (its shapes are not recorded) or a type of another release
@@ -84,21 +84,21 @@ def convolution_backward_flops(
     return convolution_flops(x[0], positions, weight) * (bool(output_mask[0]) + bool(output_mask[1]))
 
 
-def _mm(left: int) -> Callable[[Shapes, Values], int]:
+def _mm(first: int) -> Callable[[Shapes, Values], int]:
     """A matrix product whose factors are the inputs `left` and `left + 1`."""
 
     def count(shapes: Shapes, _: Values) -> int:
-        (rows, inner), (_inner, columns) = shapes[left], shapes[left + 1]
+        (rows, inner), (_inner, columns) = shapes[first], shapes[first + 1]
         return product_flops(rows, inner, columns)
 
     return count
 
 
-def _bmm(left: int) -> Callable[[Shapes, Values], int]:
+def _bmm(first: int) -> Callable[[Shapes, Values], int]:
     """A batch of matrix products, [batch, rows, inner] times [batch, inner, columns]."""
 
     def count(shapes: Shapes, _: Values) -> int:
-        (batch, rows, inner), (_batch, _inner, columns) = shapes[left], shapes[left + 1]
+        (batch, rows, inner), (_batch, _inner, columns) = shapes[first], shapes[first + 1]
         return batch * product_flops(rows, inner, columns)
 
     return count

@@ -69,10 +69,10 @@ def read_event_columns(raw: list[Any], names: Names, cuda: bool, keep_raw: bool 
         raw = _rows_of_cuda(raw)
     kind = type(raw[0]) if raw else object
     ids = names.ids
-    name = np.fromiter(map(ids.__getitem__, map(_method(kind, "name"), raw)), np.int64, len(raw))
-    t0 = _column(raw, _method(kind, "start_ns"))
-    scope = _column(raw, _method(kind, "scope"))
-    sequence = _column(raw, _method(kind, "sequence_nr"))
+    name = np.fromiter(map(ids.__getitem__, map(_unbound_method(kind, "name"), raw)), np.int64, len(raw))
+    t0 = _column_of_events(raw, _unbound_method(kind, "start_ns"))
+    scope = _column_of_events(raw, _unbound_method(kind, "scope"))
+    sequence = _column_of_events(raw, _unbound_method(kind, "sequence_nr"))
     forward_thread = np.zeros(len(raw), dtype=np.int64)
     nodes = np.flatnonzero(scope == BACKWARD_NODE)
     forward_thread[nodes] = [raw[row].fwd_thread_id() for row in nodes]
@@ -80,24 +80,24 @@ def read_event_columns(raw: list[Any], names: Names, cuda: bool, keep_raw: bool 
     return Events(
         name=name,
         t0=t0,
-        t1=t0 + _column(raw, _method(kind, "duration_ns")),
-        thread=_column(raw, _method(kind, "start_thread_id")),
+        t1=t0 + _column_of_events(raw, _unbound_method(kind, "duration_ns")),
+        thread=_column_of_events(raw, _unbound_method(kind, "start_thread_id")),
         scope=scope,
         sequence=sequence,
         forward_thread=forward_thread,
-        gpu=_column(raw, _gpu_index) if cuda else none,
-        correlation=_column(raw, _method(kind, "correlation_id")) if cuda else none,
-        link=_column(raw, _method(kind, "linked_correlation_id")) if cuda else none,
+        gpu=_column_of_events(raw, _gpu_index) if cuda else none,
+        correlation=_column_of_events(raw, _unbound_method(kind, "correlation_id")) if cuda else none,
+        link=_column_of_events(raw, _unbound_method(kind, "linked_correlation_id")) if cuda else none,
         raw=raw if keep_raw else [],
     )
 
 
-def _method(kind: type, name: str) -> Callable[[Any], Any]:
+def _unbound_method(kind: type, name: str) -> Callable[[Any], Any]:
     """The unbound method: mapping it over events spares a Python frame an event."""
     return getattr(kind, name, lambda _: 0)
 
 
-def _column(raw: list[Any], read: Callable[[Any], Any]) -> Ints:
+def _column_of_events(raw: list[Any], read: Callable[[Any], Any]) -> Ints:
     return np.fromiter(map(read, raw), np.int64, len(raw))
 
 
@@ -330,10 +330,10 @@ def _forward_op_rows(events: Events, marked: Ints) -> Ints:
     width = int(max(events.sequence[ops].max(), events.sequence[nodes].max())) + 1
     keys = events.thread[ops] * width + events.sequence[ops]
     order = np.lexsort((events.t0[ops], keys))
-    wanted = events.forward_thread[nodes] * width + events.sequence[nodes]
-    place = np.searchsorted(keys[order], wanted, side="right") - 1
-    found = (place >= 0) & (keys[order][np.maximum(place, 0)] == wanted)
-    made_by[nodes[found]] = ops[order[place[found]]]
+    node_keys = events.forward_thread[nodes] * width + events.sequence[nodes]
+    place = np.searchsorted(keys[order], node_keys, side="right") - 1
+    matches = (place >= 0) & (keys[order][np.maximum(place, 0)] == node_keys)
+    made_by[nodes[matches]] = ops[order[place[matches]]]
     return made_by
 
 
@@ -366,13 +366,13 @@ def _backward_modules(
     own = np.full(len(module), NO_MODULE, dtype=np.int64)
     nodes = np.flatnonzero(events.scope == BACKWARD_NODE)
     own[nodes] = np.where(made_by[nodes] >= 0, module[made_by[nodes]], noted[nodes])
-    known = nodes[(made_by[nodes] >= 0) | (noted[nodes] != NO_MODULE)]
+    attributed = nodes[(made_by[nodes] >= 0) | (noted[nodes] != NO_MODULE)]
     gradients = nodes[accumulates[nodes]]
-    if len(known) and len(gradients):
-        place = np.searchsorted(known, gradients) - 1
-        before = known[np.maximum(place, 0)]
-        found = (place >= 0) & (events.thread[before] == events.thread[gradients])
-        own[gradients[found]] = own[before[found]]
+    if len(attributed) and len(gradients):
+        place = np.searchsorted(attributed, gradients) - 1
+        before = attributed[np.maximum(place, 0)]
+        follows = (place >= 0) & (events.thread[before] == events.thread[gradients])
+        own[gradients[follows]] = own[before[follows]]
     around = parent[nodes]
     inside = around != NO_PARENT
     own[around[inside]] = own[nodes[inside]]

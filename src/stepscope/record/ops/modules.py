@@ -1,31 +1,27 @@
-"""The book of modules: which module an op runs in, and the names of all modules.
+"""The registry of modules: which module an op runs in, and the names of all modules.
 
 A module's name is its qualified name below the outermost module that was called ("layer1.0.conv1"; "" is the model
 itself). Where a run trains several models each has its type in front ("Discriminator.conv1"), and so have losses.
-The book knows modules by weak identity and keeps none alive; what it states of one that is gone was noted before.
+The registry knows modules by weak identity and keeps none alive; what it states of one that is gone was noted before.
 Modules are read through their `__dict__`, so that no code of the training's own runs.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from stepscope.arrays import Ints
 from stepscope.record.fault_boundary import DeferredSignals
-from stepscope.record.ops.events import NO_MODULE
 
 COMPILED, SCRIPTED = "compiled", "scripted"
+_MOST_SEARCHED, _SEARCHED_PER_MODULE = 100_000, 20  # modules, at a microsecond each
 _COMPILED = "_orig_mod"  # the attribute under which torch.compile keeps the model
 Reference = Callable[[], nn.Module | None]
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
@@ -55,7 +51,7 @@ class Sizes:
 class Root:
     """An outermost module; `name` is None until names are settled, unless the user gave one."""
 
-    held: Reference
+    reference: Reference
     name: str | None
     kind: str
     learns: bool  # it has parameters
@@ -65,12 +61,12 @@ class Root:
     @property
     def module(self) -> nn.Module:
         """The module, or an empty one where it is gone."""
-        return _module_or_empty(self.held)
+        return _module_or_empty(self.reference)
 
 
 @dataclass
-class _Known:
-    held: Reference
+class _RegisteredModule:
+    reference: Reference
     root: int
     below: str
     kind: str
@@ -86,21 +82,24 @@ class ModuleRegistry:
         self.roots: list[Root] = []
         self._found_root = found_root
         self._index: dict[int, int] = {}
-        self._modules: list[_Known] = []
+        self._modules: list[_RegisteredModule] = []
         self._alike: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)  # roots by what is below them
         self._root_names: list[str | None] = []  # None for one that is within another
+        self._taken_names: set[str] = set()
+        self._next_number: dict[str, int] = {}  # for the next root of a name that is taken
+        self._searched = 0  # modules, for those that were added to a root since
 
     def index(self, module: nn.Module) -> int:
         """Index of a module; an unknown one becomes a root with everything below it."""
-        known = self._index.get(id(module))
-        if known is not None and self._modules[known].held() is module:
-            return known
+        index = self._index.get(id(module))
+        if index is not None and self._modules[index].reference() is module:
+            return index
         return self.add_root(module)
 
     def knows(self, module: nn.Module) -> bool:
         """Return whether this module has an index."""
-        known = self._index.get(id(module))
-        return known is not None and self._modules[known].held() is module
+        index = self._index.get(id(module))
+        return index is not None and self._modules[index].reference() is module
 
     def learns(self, module: nn.Module) -> bool:
         """Return whether a known module belongs to a model that has parameters."""
@@ -111,41 +110,48 @@ class ModuleRegistry:
         if self.knows(module):
             return self._index[id(module)]
         whole = list(_named_modules(module))
-        known = [(below, part) for below, part in whole if self.knows(part)]
+        registered = [(below, part) for below, part in whole if self.knows(part)]
         parts = [(below, part) for below, part in whole if not self.knows(part)]
         learns = any(parameters_of(part) for _, part in whole)
-        if learns and not known and (found := self._root_around(module)) is not None:
-            return self._add_to_root(*found, parts)
+        if learns and not registered and (place := self._root_around(module)) is not None:
+            return self._add_to_root(*place, parts)
         signature = (name, *((below, type(part).__name__) for below, part in parts))
         alike = [self.roots[root] for root in self._alike[signature]]
-        vacant = next((root for root in alike if root.held() is None and root.within is None), None)
+        vacant = next((root for root in alike if root.reference() is None and root.within is None), None)
         if vacant is None:
             first, roots = len(self._modules), len(self.roots)
-            before = [(entry, entry.root, entry.below) for entry in self._modules] if known else []
+            before = [(entry, entry.root, entry.below) for entry in self._modules] if registered else []
             try:
                 with DeferredSignals():  # an interrupt in its midst would leave lists that do not fit each other
                     self._new_root(
                         Root(weakref.ref(module), name, _uncompiled_type_name(module), learns, first), signature, parts
                     )
-                    for below, part in known:
+                    for below, part in registered:
                         self._move_into_root(part, roots, below)
             except BaseException:  # set by another thread, which nothing puts off: as if nobody had called it yet
                 self._roll_back_to(first, roots, before)
                 raise
         else:  # a loss of each batch, a model of each fold: made anew, it takes the place of one that is gone
             first = vacant.first
-            vacant.held = weakref.ref(module)
+            vacant.reference = weakref.ref(module)
             for index, (_, part) in enumerate(parts, first):
-                self._modules[index].held = weakref.ref(part)
+                self._modules[index].reference = weakref.ref(part)
             self._index.update((id(part), index) for index, (_, part) in enumerate(parts, first))
         self._found_root(module)
         return first
 
     def _root_around(self, module: nn.Module) -> tuple[int, str] | None:
-        """Return the root that an unknown module was added to since that became known, and its path there."""
+        """Return the root that an unknown module was added to since that became known, and its path there.
+
+        After long searches an unknown module is a root: with a thousand models each search takes milliseconds.
+        """
+        if self._searched > _MOST_SEARCHED + _SEARCHED_PER_MODULE * len(self._modules):
+            return None
         for number, root in enumerate(self.roots):
-            model = root.held() if root.within is None else None
+            model = root.reference() if root.within is None else None
+            self._searched += 1
             for below, part in () if model is None else _named_modules(model):
+                self._searched += 1
                 if part is module:
                     return number, below
         return None
@@ -154,7 +160,7 @@ class ModuleRegistry:
         first = len(self._modules)
         with DeferredSignals():
             self._modules += [
-                _Known(weakref.ref(part), root, _join_module_path(path, below), type(part).__name__)
+                _RegisteredModule(weakref.ref(part), root, _join_module_path(path, below), type(part).__name__)
                 for below, part in parts
             ]
             self._index.update((id(part), index) for index, (_, part) in enumerate(parts, first))
@@ -164,13 +170,15 @@ class ModuleRegistry:
         root = len(self.roots)
         self.roots.append(new)
         self._alike[signature].append(root)
-        self._modules += [_Known(weakref.ref(part), root, below, type(part).__name__) for below, part in parts]
+        self._modules += [
+            _RegisteredModule(weakref.ref(part), root, below, type(part).__name__) for below, part in parts
+        ]
         self._index.update((id(part), index) for index, (_, part) in enumerate(parts, new.first))
 
-    def _roll_back_to(self, first: int, roots: int, before: list[tuple[_Known, int, str]]) -> None:
+    def _roll_back_to(self, first: int, roots: int, before: list[tuple[_RegisteredModule, int, str]]) -> None:
         """Drop modules and roots from these numbers on, and give the others the roots and names that they had."""
-        for known, root, below in before:
-            known.root, known.below = root, below
+        for entry, root, below in before:
+            entry.root, entry.below = root, below
         for former in self.roots[:roots]:
             if former.within is not None and former.within >= roots:
                 former.within = None
@@ -182,11 +190,11 @@ class ModuleRegistry:
     def names(self) -> list[tuple[str, str]]:
         """(qualified name, type) by index. From the first call on, names stay as they are."""
         self._settle_root_names()
-        for known in self._modules:
-            if (module := known.held()) is not None:
-                known.kind = type(module).__name__  # a lazy one has become another
+        for entry in self._modules:
+            if (module := entry.reference()) is not None:
+                entry.kind = type(module).__name__  # a lazy one has become another
         return [
-            (_join_module_path(self._root_names[known.root] or "", known.below), known.kind) for known in self._modules
+            (_join_module_path(self._root_names[entry.root] or "", entry.below), entry.kind) for entry in self._modules
         ]
 
     def root_names(self) -> set[str]:
@@ -196,37 +204,37 @@ class ModuleRegistry:
 
     def modules(self) -> list[nn.Module]:
         """Every module by index; an empty one where it is gone."""
-        return [_module_or_empty(known.held) for known in self._modules]
+        return [_module_or_empty(entry.reference) for entry in self._modules]
 
     def sizes(self) -> list[Sizes]:
         """Parameters by index; of modules that are gone as they were when they were last looked at."""
-        for known in self._modules:
-            module = known.held()
+        for entry in self._modules:
+            module = entry.reference()
             if module is not None:
-                known.sizes = _sizes(module)
-        return [known.sizes or Sizes(None, None, None) for known in self._modules]
+                entry.sizes = _sizes(module)
+        return [entry.sizes or Sizes(None, None, None) for entry in self._modules]
 
     def regions(self) -> dict[int, str]:
         """COMPILED or SCRIPTED, by index, for the modules whose calls are not seen since they lie in such a one."""
-        boxes: dict[tuple[int, str], _Known] = {}
-        for known in self._modules:
-            module = known.held()
+        boxes: dict[tuple[int, str], _RegisteredModule] = {}
+        for entry in self._modules:
+            module = entry.reference()
             if module is not None:
-                known.box, known.closed = _compiled_region(module)
-            if known.box is not None:
-                boxes[known.root, known.below] = known
-        found: dict[int, str] = {}
-        for index, known in enumerate(self._modules):
-            if known.closed and known.box is not None:
-                found[index] = known.box
+                entry.box, entry.closed = _compiled_region(module)
+            if entry.box is not None:
+                boxes[entry.root, entry.below] = entry
+        regions: dict[int, str] = {}
+        for index, entry in enumerate(self._modules):
+            if entry.closed and entry.box is not None:
+                regions[index] = entry.box
                 continue
-            below = known.below.removesuffix(_COMPILED).removesuffix(".")  # the model itself is called by its box
-            while below and index not in found:
+            below = entry.below.removesuffix(_COMPILED).removesuffix(".")  # the model itself is called by its box
+            while below and index not in regions:
                 below = below.rpartition(".")[0]
-                box = boxes.get((known.root, below))
+                box = boxes.get((entry.root, below))
                 if box is not None and box.box is not None:
-                    found[index] = box.box
-        return found
+                    regions[index] = box.box
+        return regions
 
     def parameter_modules(self) -> dict[int, int]:
         """Index of the module that owns each parameter, by the parameter's id; a shared one counts for the first."""
@@ -239,18 +247,18 @@ class ModuleRegistry:
     def _move_into_root(self, part: nn.Module, root: int, below: str) -> None:
         """A module that was called by itself, before the model whose part it is: it has its name there."""
         former = self._modules[self._index[id(part)]].root
-        held = self.roots[former]
+        former_root = self.roots[former]
         if (
             former < len(self._root_names)
-            or held.name is not None
-            or held.within is not None
-            or held.held() is not part
+            or former_root.name is not None
+            or former_root.within is not None
+            or former_root.reference() is not part
         ):
             return
-        held.within = root
-        for known in self._modules:
-            if known.root == former:
-                known.root, known.below = root, f"{below}.{known.below}" if known.below else below
+        former_root.within = root
+        for entry in self._modules:
+            if entry.root == former:
+                entry.root, entry.below = root, f"{below}.{entry.below}" if entry.below else below
 
     def _settle_root_names(self) -> None:
         models = sum(root.learns and root.within is None for root in self.roots)
@@ -258,31 +266,34 @@ class ModuleRegistry:
             if root.within is not None:
                 self._root_names.append(None)
                 continue
-            alone = "" not in self._root_names and models == 1 and root.learns
+            alone = "" not in self._taken_names and models == 1 and root.learns
             text = "" if alone else root.kind
-            self._root_names.append(self._free(root.name if root.name is not None else text))
+            self._root_names.append(self._take_name(root.name if root.name is not None else text))
 
-    def _free(self, name: str) -> str:
-        free, number = name, 2
-        while free in self._root_names:
+    def _take_name(self, name: str) -> str:
+        """Return this name for a root, with a number behind it where another one has it."""
+        free, number = name, self._next_number.get(name, 2)
+        while free in self._taken_names:
             free, number = f"{name}#{number}", number + 1
+        self._next_number[name] = number
+        self._taken_names.add(free)
         return free
 
 
-def _module_or_empty(held: Reference) -> nn.Module:
-    module = held()  # never asked whether it is true: that may be the training's own code
+def _module_or_empty(reference: Reference) -> nn.Module:
+    module = reference()  # never asked whether it is true: that may be the training's own code
     return nn.Module() if module is None else module  # one that has died owns nothing
 
 
 def _named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield like `Module.named_modules`, parents first; takes cycles and any depth, and calls no method of a module."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting: list[tuple[str, nn.Module]] = [("", module)]
     while waiting:
         name, part = waiting.pop()
-        if id(part) in seen:
+        if id(part) in visited:
             continue
-        seen.add(id(part))
+        visited.add(id(part))
         yield name, part
         children = [
             (f"{name}.{key}" if name else str(key), child)
@@ -345,49 +356,3 @@ def _uncompiled_type_name(module: nn.Module) -> str:
     below = vars(module).get("_modules") or {}
     compiled = below[_COMPILED] if _COMPILED in below else module  # noqa: SIM401 - a scripted module's has no `get`
     return type(compiled).__name__
-
-
-# Autograd numbers the nodes of a thread as it makes them, so that those made between two calls lie between two
-# numbers.
-
-_MOST = 200_000  # changes of the innermost module that are remembered, 16 B each: the last ones
-
-
-class ModuleCallLog:
-    """The module calls of one thread; `sequence` returns the number that its next node gets."""
-
-    def __init__(self, index: Callable[[Any], int], sequence: Callable[[], int]) -> None:
-        self._index, self._sequence = index, sequence
-        self._thread = threading.get_ident()
-        self._calls: list[int] = []
-        self._from = array("q", [sequence()])
-        self._module = array("q", [NO_MODULE])  # calls that are under way by now are not known
-
-    def enter(self, module: Any, _args: Any = (), _kwargs: Any = None) -> None:
-        """A module is called."""
-        if threading.get_ident() == self._thread:
-            self._calls.append(self._index(module))
-            self._note(self._calls[-1])
-
-    def leave(self) -> None:
-        """The last one that was called returns."""
-        if threading.get_ident() == self._thread and self._calls:
-            self._calls.pop()
-            self._note(self._calls[-1] if self._calls else NO_MODULE)
-
-    def modules_of(self, sequence: Ints) -> Ints:
-        """Index of the module that made each of these nodes, NO_MODULE where none or an unknown one did."""
-        begins, module = np.array(self._from, dtype=np.int64), np.array(self._module, dtype=np.int64)
-        place = np.searchsorted(begins, sequence, side="right") - 1
-        found: Ints = np.where(place >= 0, module[np.maximum(place, 0)], NO_MODULE)
-        return found
-
-    def _note(self, module: int) -> None:
-        sequence = self._sequence()
-        if sequence == self._from[-1]:  # nothing was made in between
-            self._module[-1] = module
-            return
-        self._from.append(sequence)
-        self._module.append(module)
-        if len(self._from) > _MOST:
-            del self._from[: _MOST // 2], self._module[: _MOST // 2]

@@ -29,6 +29,7 @@ from stepscope.record.ops.events import (
     read_event_columns,
     self_times,
 )
+from stepscope.record.ops.number_formats import FlopsByFormat, gpus_of_ops
 from stepscope.record.ops.updates import OptimizerCalls, modules_of_updates
 from stepscope.runfolder import PHASES, Part
 
@@ -53,6 +54,7 @@ class UncostedRows:
     module: Ints
     self_ns: Ints
     texts: list[str]
+    parent: Ints  # row within the step, `Window.rows_before` included
 
 
 class Costs(Protocol):
@@ -70,6 +72,7 @@ class OpCostsByShape:
         self._alike: dict[tuple[int, int | None], tuple[Ints, Ints]] = {}  # of any shapes, the first ones seen
         self._of_calls: dict[int, _CallCosts] = {}  # by shapes
         self.missed = False  # a step came by whose shapes were never seen: worth another look
+        self.flops_by_format = FlopsByFormat()
         self.other_shapes = 0  # steps of a known signature with shapes of their own: they take over what is alike
 
     def look_up(self, window: Window, rows: UncostedRows) -> tuple[list[StepProfile], Ints, Ints]:
@@ -88,6 +91,10 @@ class OpCostsByShape:
                 raw = [rows.events.raw[event] for event in rows.order[ops]]
                 self._known[key] = self._alike[alike] = costs = _flops_and_bytes(raw, rows.name[ops], rows.texts)
                 self._of_calls.setdefault(span.inputs, _CallCosts()).learn(rows.name[ops], rows.module[ops], *costs)
+                gpus = gpus_of_ops(
+                    rows.parent[first:last] - window.rows_before, rows.events.gpu[rows.order[first:last]]
+                )
+                self.flops_by_format.add(raw, costs[0], gpus[ops - first])
             costs_of_step = self._known.get(key)
             if costs_of_step is None and span.inputs and span.inputs in self._of_calls:
                 costs_of_step = self._of_calls[span.inputs].look_up(rows.name[ops], rows.module[ops])
@@ -273,7 +280,7 @@ def _build_window_rows(
     overhang = np.where(on_cpu, np.maximum(t1_ns - ends[place], 0), 0)
     t1_ns, self_ns = t1_ns - overhang, np.maximum(table.own[order] - overhang, 0)
     name, module = events.name[order], table.module[order]
-    rows = UncostedRows(events, order, place, name, module, self_ns, names.texts())
+    rows = UncostedRows(events, order, place, name, module, self_ns, names.texts(), parent)
     profiles, flops, read = costs.look_up(window, rows)
     texts = [row_name(text, modules) for text in names.texts()]
     step = np.array([span.step for span in window.steps])[place]

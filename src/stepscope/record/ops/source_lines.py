@@ -28,9 +28,17 @@ import torch
 from stepscope.arrays import Ints
 from stepscope.clock import monotonic_ns
 from stepscope.record.fault_boundary import INSTALLED
-from stepscope.record.ops.events import BACKWARD_NODE, MODULE_SCOPE, NO_PARENT, OPTIMIZER_STEP, phase_marked_by
+from stepscope.record.ops.events import (
+    BACKWARD_NODE,
+    MODULE_SCOPE,
+    NO_PARENT,
+    OPTIMIZER_STEP,
+    Names,
+    phase_marked_by,
+)
+from stepscope.record.ops.modules import ModuleRegistry
 from stepscope.record.ops.rows import LabelledEvents, StepSpan, row_name
-from stepscope.runfolder import DATA_LOADER, PHASES
+from stepscope.runfolder import DATA_LOADER, PHASES, RunWriter
 
 MOST_CALLS = 20_000  # of modules in the step: of a larger one the first
 MOST_ROWS = 20_000  # of a step: of a larger one only modules, updates and batches have their lines
@@ -139,7 +147,7 @@ class CallSites:
         if not place.outermost:
             return place.own
         marks = (mark for noted in self.marks.values() for _, mark in noted)
-        lines = {known.own for known in (*(call[2] for call in self.calls), *marks) if known.outermost}
+        lines = {site.own for site in (*(call[2] for call in self.calls), *marks) if site.outermost}
         return place.own if len(lines) > 1 else place.library
 
 
@@ -147,10 +155,10 @@ _known_kinds: dict[str, int] = {}
 
 
 def _cached_code_origin(file: str) -> int:
-    found = _known_kinds.get(file)
-    if found is None:
-        found = _known_kinds[file] = _code_origin(file)
-    return found
+    origin = _known_kinds.get(file)
+    if origin is None:
+        origin = _known_kinds[file] = _code_origin(file)
+    return origin
 
 
 # What a function calls, read from its bytecode: names of functions and methods, and signs of operators.
@@ -266,8 +274,8 @@ class _SourceLineAssigner:
         events = table.events
         self._step = (table.t0_ns >= span.t0_ns) & (table.t0_ns < span.t1_ns) & (events.gpu < 0)
         if np.count_nonzero(self._step) > MOST_ROWS:
-            kept = [number for number, text in enumerate(texts) if text.startswith(_NOTED)]
-            self._step &= np.isin(events.name, kept)
+            name_numbers = [number for number, text in enumerate(texts) if text.startswith(_NOTED)]
+            self._step &= np.isin(events.name, name_numbers)
         self.found: list[SourceRange | None] = [None] * len(table.t0_ns)
         self._static: dict[Any, list[_Call]] = {}
         self._names: dict[int, frozenset[str]] = {}
@@ -284,7 +292,7 @@ class _SourceLineAssigner:
         rows = rows[np.argsort(self._table.t0_ns[rows], kind="stable")]
         marked = {name: phase_marked_by(texts[name]) for name in set(events.name[rows].tolist())}
         scoped = {name for name in marked if texts[name].startswith(MODULE_SCOPE)}
-        self._modules([row for row in rows.tolist() if int(events.name[row]) in scoped])
+        self._assign_lines_of_modules([row for row in rows.tolist() if int(events.name[row]) in scoped])
         starts = {_OPTIMIZER: OPTIMIZER_STEP, _DATA: DATA_LOADER}
         for kind, begin in starts.items():
             self._assign_marked_lines(
@@ -302,13 +310,13 @@ class _SourceLineAssigner:
                 contexts.setdefault(above, []).append(row)
         for context, children in contexts.items():
             self._assign_lines_between(context, children)
-        self._backward(rows)
+        self._assign_lines_of_backward(rows)
         for row in rows.tolist():  # parents come before children
             above = int(self._table.parent[row])
             if self.found[row] is None and above != NO_PARENT:
                 self.found[row] = self.found[above]
 
-    def _modules(self, rows: list[int]) -> None:
+    def _assign_lines_of_modules(self, rows: list[int]) -> None:
         """The n-th call of a module is its n-th row."""
         of_module: dict[int, list[tuple[type, SourceRange | None]]] = {}
         for index, kind, place in self._sites.calls:
@@ -334,7 +342,7 @@ class _SourceLineAssigner:
         if context == NO_PARENT:
             passes = self._sites.marks.get(_BACKWARD, ())
             exact += [(at, site) for at, place in passes if (site := self._sites.chosen(place)) is not None]
-        exact.sort(key=lambda known: known[0])
+        exact.sort(key=lambda entry: entry[0])
         times = [at for at, _ in exact]
         gaps: dict[tuple[int, int], list[int]] = {}
         for row in rows:
@@ -344,12 +352,12 @@ class _SourceLineAssigner:
         for (gap, name), alike in gaps.items():
             before = exact[gap - 1][1] if gap else None
             after = exact[gap][1] if gap < len(exact) else None
-            wanted = self._names.get(name)
-            if wanted is None:
-                wanted = self._names[name] = _names_of(self._texts[name])
-            possible = [call.site for call in calls if call.name in wanted]
+            names = self._names.get(name)
+            if names is None:
+                names = self._names[name] = _names_of(self._texts[name])
+            possible = [call.site for call in calls if call.name in names]
             near = [site for site in possible if _lies_between(site, before, after)] or possible
-            for row, site in zip(alike, _assign(near, len(alike)), strict=True):
+            for row, site in zip(alike, _distribute_lines(near, len(alike)), strict=True):
                 self.found[row] = site
 
     def _calls_of(self, context: int) -> list[_Call] | None:
@@ -357,7 +365,7 @@ class _SourceLineAssigner:
         if context != NO_PARENT and kind is None:
             return None
         if kind not in self._static:
-            self._static[kind] = list(_limited(self._read_code(kind)))
+            self._static[kind] = list(_first_calls(self._read_code(kind)))
         return self._static[kind] if kind is None or self._static[kind] else None
 
     def _read_code(self, kind: type | None) -> Iterator[_Call]:
@@ -371,7 +379,7 @@ class _SourceLineAssigner:
         if type(forward) is FunctionType and _cached_code_origin(forward.__code__.co_filename) != _PASSED_OVER:
             yield from _calls_in(forward.__code__, forward.__globals__, kind)
 
-    def _backward(self, rows: Ints) -> None:
+    def _assign_lines_of_backward(self, rows: Ints) -> None:
         """A node has the line of the op that made it; what gathers a gradient, that of the node before it."""
         events, table = self._table.events, self._table
         passes = [(at, self._sites.chosen(place)) for at, place in self._sites.marks.get(_BACKWARD, ())]
@@ -380,7 +388,7 @@ class _SourceLineAssigner:
         for row in rows[events.scope[rows] == BACKWARD_NODE].tolist():
             made_by, thread = int(table.made_by[row]), int(events.thread[row])
             if made_by >= 0:
-                before[thread] = self._made_at(made_by)
+                before[thread] = self._line_of_maker(made_by)
             elif "AccumulateGrad" not in self._texts[int(events.name[row])]:
                 before[thread] = None
             self.found[row] = before.get(thread)
@@ -397,13 +405,13 @@ class _SourceLineAssigner:
                 number = int(np.searchsorted(times, table.t0_ns[row])) - 1
                 self.found[row] = passes[number][1] if number >= 0 else None
 
-    def _made_at(self, row: int) -> SourceRange | None:
+    def _line_of_maker(self, row: int) -> SourceRange | None:
         while row != NO_PARENT and self.found[row] is None:
             row = int(self._table.parent[row])
         return None if row == NO_PARENT else self.found[row]
 
 
-def _limited(calls: Iterator[_Call]) -> Iterator[_Call]:
+def _first_calls(calls: Iterator[_Call]) -> Iterator[_Call]:
     for number, call in enumerate(calls):
         if number >= _MOST_SITES:
             return
@@ -419,7 +427,7 @@ def _lies_between(site: SourceRange, before: SourceRange | None, after: SourceRa
     return not (early or late)
 
 
-def _assign(possible: list[SourceRange], count: int) -> list[SourceRange | None]:
+def _distribute_lines(possible: list[SourceRange], count: int) -> list[SourceRange | None]:
     """Sites of so many op calls in order: each its own where there are as many, else the range of all."""
     lines = list(dict.fromkeys(possible))
     if len(lines) <= 1:
@@ -438,24 +446,43 @@ LINES_WAIT_NS = 5_000_000_000  # later, a run is so long that to find lines take
 
 
 class PendingSourceLines:
-    """Facts that tell the lines of a step, kept until there is time: to find them takes as long as to write one."""
+    """The calls of the first step that is profiled whole, until there is time to find their lines.
 
-    def __init__(self) -> None:
-        self._kept: tuple[int, CallSites, LabelledEvents, StepSpan] | None = None
+    That takes as long as to write a window. What fails in it is noted, and costs nothing else.
+    """
 
-    def store_first_step(self, sites: CallSites | None, table: LabelledEvents, spans: list[StepSpan]) -> None:
+    def __init__(self, note: Callable[..., None]) -> None:
+        self._note = note
+        self.sites: CallSites | None = None  # of the window that is open, where its calls are noted
+        self.wanted = True
+        self._first_step: tuple[int, CallSites, LabelledEvents, StepSpan] | None = None  # and when it was stored, ns
+
+    def note_window(self, index: Callable[[Any], int]) -> CallSites:
+        """Return what notes the calls of the window that opens."""
+        self.wanted, self.sites = False, CallSites(index)
+        return self.sites
+
+    def drop_window(self) -> None:
+        """No step was profiled whole in the window that has closed: the next one is to note its calls."""
+        self.wanted = self.wanted or self.sites is not None
+        self.sites = None
+
+    def store_first_step(self, table: LabelledEvents, spans: list[StepSpan]) -> None:
         """Keep the first of these steps, where its calls were noted."""
-        if sites is not None and spans:
-            self._kept = monotonic_ns(), sites, table, spans[0]
+        if self.sites is None or not spans:
+            self.drop_window()
+            return
+        self._first_step, self.sites = (monotonic_ns(), self.sites, table, spans[0]), None
 
-    def pop_sources_json(
-        self, texts: list[str], modules: list[tuple[str, str]], after_ns: int
-    ) -> dict[str, Any] | None:
-        """Return the content of sources.json, once; None while what was kept is not that old, or where nothing was."""
-        if self._kept is None or monotonic_ns() - self._kept[0] < after_ns:
-            return None
-        (_, sites, table, span), self._kept = self._kept, None
-        return sources_of(sites, table, texts, modules, span)
+    def write_first_step(self, writer: RunWriter, names: Names, modules: ModuleRegistry, after_ns: int = 0) -> None:
+        """Write sources.json, once, where a step was stored so long ago."""
+        if self._first_step is None or monotonic_ns() - self._first_step[0] < after_ns:
+            return
+        (_, sites, table, span), self._first_step = self._first_step, None
+        try:
+            writer.write_source_lines(sources_of(sites, table, names.texts(), modules.names(), span))
+        except Exception as error:
+            self._note("sources-lost", f"{type(error).__name__}: {error}")
 
 
 def sources_of(
@@ -467,21 +494,21 @@ def sources_of(
     label = _Labels()
     rows = reader.rows()
     rows = rows[np.lexsort((-table.events.t1[rows], table.t0_ns[rows]))]
-    known: dict[tuple[int, int, int], list[int]] = {}
+    lines_by_key: dict[tuple[int, int, int], list[int]] = {}
     for row in rows.tolist():
         key = int(table.phase[row]), int(table.module[row]), int(table.events.name[row])
-        known.setdefault(key, []).append(label.number(reader.found[row]))
-    found = [
+        lines_by_key.setdefault(key, []).append(label.number(reader.found[row]))
+    lines_of_rows = [
         [
             PHASES[phase],
             modules[module][0] if module >= 0 else None,
             row_name(texts[name], modules),
             _collapse_equal_lines(lines),
         ]
-        for (phase, module, name), lines in known.items()
+        for (phase, module, name), lines in lines_by_key.items()
         if any(line >= 0 for line in lines)
     ]
-    return {"step": span.step, "sources": label.texts(), "rows": found}
+    return {"step": span.step, "sources": label.texts(), "rows": lines_of_rows}
 
 
 def _collapse_equal_lines(lines: list[int]) -> list[int]:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from stepscope.arrays import Ints
-from stepscope.record.ops.closures import closure_ends, optimizer_steps
+from stepscope.record.ops.closures import closure_ends, optimizer_steps, repeated_optimizer_steps
 from stepscope.record.ops.events import NO_PARENT, Events
 
-_TOGETHER = ("_foreach_", "_fused_")  # in the names of kernels that serve many parameters
+_SERVES_MANY = ("_foreach_", "_fused_")  # in the names of kernels that serve many parameters
 _MOST_TRIED = 5_000  # divisions of the ops of an update
 _MOST_FOUND = 32
 
@@ -56,11 +56,11 @@ class Update:
 
     def by_module(self) -> dict[int, int]:
         """Elements of the parameters of each module."""
-        found: dict[int, int] = {}
+        elements_by_module: dict[int, int] = {}
         for modules, elements in zip(self.modules, self.elements, strict=True):
             for module, count in zip(modules, elements, strict=True):
-                found[module] = found.get(module, 0) + count
-        return found
+                elements_by_module[module] = elements_by_module.get(module, 0) + count
+        return elements_by_module
 
 
 def _groups_of(optimizer: Any) -> list[dict[str, Any]]:
@@ -91,8 +91,8 @@ class OptimizerCalls:
     """Every `optimizer.step()` of a window in order: those whose ops were told apart, and those where none could be."""
 
     updates: list[Update] = field(default_factory=list)
-    apart: set[Update] = field(default_factory=set)
-    together: set[Update] = field(default_factory=set)
+    by_parameter: set[Update] = field(default_factory=set)
+    by_many: set[Update] = field(default_factory=set)
 
 
 class UpdateCache:
@@ -106,7 +106,7 @@ class UpdateCache:
         self._all_owners, self._others = owners, others
         self._owners: Mapping[int, int] = {}
         self._known: dict[tuple[int, bytes], Update] = {}  # by optimizer, and which of its parameters have a gradient
-        self._together: set[Update] = set()  # whose ops serve many parameters at once
+        self._by_many: set[Update] = set()  # whose ops serve many parameters at once
 
     def window_begins(self) -> None:
         """Optimizers may have other parameters now, some of them with the `id` of one that has died."""
@@ -116,18 +116,18 @@ class UpdateCache:
         """Return what it updates; once a window and set of gradients, since it costs a percent of a step."""
         every = self._others()
         key = id(optimizer), b"" if every else _gradient_flags(optimizer)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = Update.from_optimizer(optimizer, every, self._owners_of)
-        return known
+        update = self._known.get(key)
+        if update is None:
+            update = self._known[key] = Update.from_optimizer(optimizer, every, self._owners_of)
+        return update
 
     def learn(self, calls: OptimizerCalls) -> None:
         """The ops of these updates were told apart, or could not be."""
-        self._together = (self._together | calls.together) - calls.apart
+        self._by_many = (self._by_many | calls.by_many) - calls.by_parameter
 
     def shares(self) -> dict[int, float]:
         """Share of each module, by index, in the elements that an optimizer's kernels update for many at once."""
-        return shares_of(self._together)
+        return shares_of(self._by_many)
 
     def _owners_of(self, parameters: set[int]) -> Mapping[int, int]:
         if not parameters <= self._owners.keys():
@@ -137,24 +137,29 @@ class UpdateCache:
 
 def modules_of_updates(events: Events, parent: Ints, module: Ints, texts: list[str], calls: OptimizerCalls) -> Ints:
     """Modules of the rows below each `Optimizer.step`; of updates of many parameters at once they stay as they are."""
-    scopes = optimizer_steps(events, texts)
+    scopes, repeated = optimizer_steps(events, texts), repeated_optimizer_steps(events, texts)
     if len(scopes) != len(calls.updates):
         return module
-    many = np.array([any(part in text for part in _TOGETHER) for text in texts], dtype=bool)
-    found = module.copy()
+    above = parent.copy()
+    for row in repeated.tolist():  # outer ones first: what lies in it is the outermost one's
+        above[above == row] = above[row]
+    many = np.array([any(part in text for part in _SERVES_MANY) for text in texts], dtype=bool)
+    module_of_row = module.copy()
     for scope, end, update in zip(scopes, closure_ends(events, scopes, texts), calls.updates, strict=True):
-        ops = np.flatnonzero(parent == scope)
+        ops = np.setdiff1d(np.flatnonzero(above == scope), repeated, assume_unique=True)
         ops = ops[events.t0[ops] > end]
         names = events.name[ops]
         filled = [modules for modules in update.modules if modules]
         groups = tuple((len(of), kind) for of, kind in zip(update.modules, update.kinds, strict=True) if of)
         widths = None if many[names].any() else ops_of_a_parameter(names.tobytes(), groups)
         if widths is not None:
-            found[ops] = np.concatenate([np.repeat(of, width) for of, width in zip(filled, widths, strict=True)])
-            calls.apart.add(update)
+            module_of_row[ops] = np.concatenate(
+                [np.repeat(of, width) for of, width in zip(filled, widths, strict=True)]
+            )
+            calls.by_parameter.add(update)
         elif len(ops):
-            calls.together.add(update)
-    return _inherit_modules_below(found, parent, scopes)
+            calls.by_many.add(update)
+    return _inherit_modules_below(module_of_row, parent, scopes)
 
 
 def kind_of_group(group: Mapping[str, Any]) -> int:
@@ -185,13 +190,13 @@ def _possible_op_counts(ops: Ints, groups: tuple[tuple[int, int], ...]) -> Itera
     tried = 0
     waiting: list[tuple[int, tuple[int, ...], dict[int, Ints]]] = [(0, (), {})]
     while waiting and tried < _MOST_TRIED:
-        first, widths, known = waiting.pop()
+        first, widths, patterns = waiting.pop()
         if len(widths) == len(groups):
             if first == len(ops):
                 yield widths
             continue
         (count, kind), more = groups[len(widths)], sum(count for count, _ in groups[len(widths) + 1 :])
-        pattern = known.get(kind)
+        pattern = patterns.get(kind)
         widest = (len(ops) - first - more) // count
         for width in range(1, widest + 1) if pattern is None else (len(pattern),):
             tried += 1
@@ -199,7 +204,7 @@ def _possible_op_counts(ops: Ints, groups: tuple[tuple[int, int], ...]) -> Itera
             if pattern is not None and not np.array_equal(here, pattern):
                 continue
             if len(here) and here[-1] == ops[-1] and _repeats(ops, first, width, count):
-                waiting.append((first + count * width, (*widths, width), {**known, kind: here}))
+                waiting.append((first + count * width, (*widths, width), {**patterns, kind: here}))
 
 
 def _repeats(ops: Ints, first: int, width: int, count: int) -> bool:

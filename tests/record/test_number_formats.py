@@ -1,0 +1,69 @@
+"""What a training computes in is written into its run: the FLOPs of its profiled steps by device and number format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stepscope
+from stepscope.record.ops.number_formats import FlopsByFormat, float32_format, gpus_of_ops
+from stepscope.runfolder import RunReader
+from stepscope.runfolder.computation import Computation, main_computation
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_format_with_most_flops_is_that_of_the_autocast_that_a_loop_runs_under(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with stepscope.profile(model, out=tmp_path, record="all") as scope:
+        for _ in range(6):
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+                loss = model(torch.randn(16, 32)).float().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scope.step()
+    run = RunReader(scope.path)
+    assert main_computation(run.meta) == Computation("cpu", str(dtype).removeprefix("torch."))
+    assert not run.damaged
+
+
+def test_flops_are_of_the_gpu_that_runs_the_kernels_below_an_operator() -> None:
+    # aten::linear > aten::addmm > kernel on GPU 1; aten::mm on the CPU; aten::add > kernel on GPU 0
+    parent = np.array([-1, 0, 1, -1, -1, 4])
+    gpu = np.array([-1, -1, 1, -1, -1, 0])
+    assert gpus_of_ops(parent, gpu).tolist() == [1, 1, 1, -1, 0, 0]
+    raw: list[Any] = [SimpleNamespace(dtypes=lambda name=name: ["", name]) for name in ("c10::BFloat16", "double")]
+    counted = FlopsByFormat()
+    counted.add(raw, np.array([90, 7]), np.array([1, -1]))
+    assert counted.facts() == {"cuda:1": {"bfloat16": 90}, "cpu": {"float64": 7}}
+    assert main_computation({"recorder": {"flops_by_format": counted.facts()}}) == Computation("cuda:1", "bfloat16")
+
+
+def test_float32_is_named_by_the_switches_that_let_its_products_round() -> None:
+    mode, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        torch.set_float32_matmul_precision("highest")
+        assert (float32_format("cpu"), float32_format("cuda:0")) == ("float32", "float32")
+        torch.backends.cudnn.allow_tf32 = False
+        assert (float32_format("cpu"), float32_format("cuda:0")) == ("float32", "float32-ieee")
+        torch.backends.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision("medium")
+        assert (float32_format("cpu"), float32_format("cuda:0")) == ("float32-medium", "float32-high")
+    finally:
+        torch.set_float32_matmul_precision(mode)
+        torch.backends.cudnn.allow_tf32 = convolutions
+
+
+@pytest.mark.parametrize("stated", [None, [], {"cpu": 3}, {"cpu": {"float32": "much"}}, {"cpu": {"float32": 0}}])
+def test_a_run_that_states_no_flops_has_no_computation(stated: object) -> None:
+    assert main_computation({"recorder": {"flops_by_format": stated}}) is None
+    assert main_computation({"recorder": stated}) is None

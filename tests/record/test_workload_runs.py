@@ -1,0 +1,51 @@
+"""The end of the training of a workload: test data are looked at once the run is whole, and not for ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope import workloads
+from stepscope.record.settings import Settings
+from stepscope.record.train import TrainingChoices, train_workload
+from stepscope.runfolder import RunReader
+from stepscope.workloads.contract import Training
+
+
+def trained(out: Path, **options: Any) -> tuple[RunReader, int]:
+    settings = Settings(out=out, record="none", memory="off", sampler=False)
+    path, code = train_workload(workloads.find("lenet"), 2, settings, TrainingChoices(batch=4), **options)
+    return RunReader(path), code
+
+
+def test_no_more_test_samples_are_looked_at_than_were_trained_on_and_the_run_says_how_many(tmp_path: Path) -> None:
+    announced: list[int] = []
+    run, code = trained(tmp_path, evaluates=announced.append)
+    assert (code, announced) == (0, [8])
+    assert run.meta["result"]["accuracy_samples"] == 8
+    assert (run.meta["result"]["accuracy"] * 8) % 1 == pytest.approx(0)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory"), ValueError("no such label")])
+def test_a_training_is_whole_whatever_becomes_of_the_look_at_its_test_data(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(training: Training, samples: int) -> float:
+        assert RunReader(next(tmp_path.iterdir())).status == "ok"
+        raise error
+
+    monkeypatch.setattr(Training, "evaluate", fail)
+    run, code = trained(tmp_path)
+    assert (code, run.status) == (0, "ok")
+    assert run.meta["result"] == {"accuracy": None, "accuracy_samples": None, "steps": 2, "counters": {}}
+    assert [event["kind"] for event in run.events] == ["no-accuracy"]
+
+
+def test_a_training_whose_accuracy_nobody_wants_looks_at_no_test_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Training, "evaluate", lambda *_: pytest.fail("test data were looked at"))
+    run, _ = trained(tmp_path, evaluate=False)
+    assert run.meta["result"]["accuracy"] is None
