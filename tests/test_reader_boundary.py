@@ -27,7 +27,7 @@ from stepscope.errors import RunDamaged, StepscopeError
 from stepscope.files import CHANGED, MENDED, read_json, replace_json
 from stepscope.liveness import is_process_of_run_alive, process_identity
 from stepscope.privacy import redact_command_line
-from stepscope.report.live.folder import planned_steps
+from stepscope.report.live.growing_files import planned_steps
 from stepscope.report.view.listing import Listing
 from stepscope.runfolder import RunReader, RunWriter, checksums
 from stepscope.runfolder.pack import pack

@@ -27,7 +27,7 @@ import polars as pl
 from rich.console import Console
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import is_summary_current, write_summary
-from stepscope.report import html, text
+from stepscope.report import html, terminal_report
 
 folder, opened = os.path.realpath(sys.argv[1]), collections.Counter()
 
@@ -49,7 +49,7 @@ sys.addaudithook(watch)
 run = Run(folder)
 if sys.argv[2] == "text":
     with open(os.devnull, "w") as nowhere:
-        Console(file=nowhere).print(text.render(run))
+        Console(file=nowhere).print(terminal_report.render(run))
 else:
     html.render(run)
 if run.status != "running" and not is_summary_current(run):

@@ -25,7 +25,7 @@ from stepscope.errors import StepscopeError
 from stepscope.experiments.suite.results import Results, Score
 from stepscope.footprint.result import FitResult
 from stepscope.record.profile import Scope
-from stepscope.report.live.folder import Pace
+from stepscope.report.live.growing_files import Pace
 from stepscope.report.live.run_state import Now
 
 RETURNED = (Check, Comparison, FitResult, Findings, ResultTable, Forecast, Judged, Measured, Now, Pace, Results, Score)

@@ -19,7 +19,7 @@ from stepscope.footprint import transforms
 from stepscope.footprint.jobs import write_computed_memory
 from stepscope.footprint.simulator import live_peak
 from stepscope.record.dry import Job, accumulated_step, plain_step
-from stepscope.record.dry.dry_run import DryRun, DryRunStopped, dry_run
+from stepscope.record.dry.dry_run import Change, DryRun, DryRunStopped, dry_run
 from stepscope.record.dry.probes import OpCallRecorder
 from stepscope.record.dry.storage_log import peak_of
 from stepscope.record.dry.workspaces import Platform, Probed, Workspaces, other_platform, this_platform
@@ -64,6 +64,45 @@ def test_the_peak_of_a_step_in_bf16_is_within_three_percent(make: Any, shape: tu
     of = jobs.job(make, shape)
     said = dry_run(of, 1024, workspaces(), transforms.bf16).peak_bytes
     assert said == pytest.approx(jobs.really_live(of, 1024, transforms.bf16), rel=0.03)
+
+
+@pytest.mark.parametrize(("change", "share"), [(transforms.bf16, 0.5), (transforms.channels_last, 1.0)])
+def test_the_state_of_an_optimizer_follows_its_parameters_into_another_type_and_layout(
+    change: Change, share: float
+) -> None:
+    of = jobs.job(jobs.convolutions, (3, 16, 16))
+    model, optimizers = of.build()
+    fresh = dry_run(replace(of, build=lambda: (model, optimizers)), 4, change=change).peak_bytes
+    of.step(model, optimizers, of.batch(4))
+    stepped = replace(of, build=lambda: (model, optimizers))
+    assert dry_run(stepped, 4, change=change).peak_bytes == pytest.approx(fresh, rel=0.001)
+    before = [dict(optimizers[0].state[parameter]) for parameter in model.parameters()]
+    optimizers = change(model, optimizers)
+    after = [optimizers[0].state[parameter] for parameter in model.parameters()]
+    assert len(optimizers[0].state) == len(before)
+    assert [s["step"] for s in after] == [s["step"] for s in before]
+    assert all(s["exp_avg"].stride() == p.stride() for s, p in zip(after, model.parameters(), strict=True))
+    sizes = [sum(s["exp_avg"].nbytes for s in states) for states in (before, after)]
+    assert sizes[1] == share * sizes[0]
+    for old, new in zip(before, after, strict=True):
+        torch.testing.assert_close(new["exp_avg"].float(), old["exp_avg"], rtol=0.01, atol=1e-6)
+
+
+def test_the_code_for_bf16_casts_the_state_of_an_optimizer_that_has_stepped() -> None:
+    of = jobs.job()
+    model, (optimizer,) = of.build()
+    of.step(model, (optimizer,), of.batch(4))
+    exec(transforms.Variant(change="bf16").code(4), {"model": model, "optimizer": optimizer})
+    of.step(model, (optimizer,), of.batch(4))
+    assert {state["exp_avg"].dtype for state in optimizer.state.values()} == {torch.bfloat16}
+
+
+def test_a_weight_of_two_layers_stays_one_in_channels_last() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    model[1].weight = model[0].weight
+    transforms.channels_last(model, ())
+    assert model[1].weight is model[0].weight
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
 class Tied(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,20 +37,14 @@ def replace_optimizer(kind: type[Optimizer], **options: Any) -> Change:
 
 
 def bf16(model: nn.Module, optimizers: Optimizers) -> Optimizers:
-    """Weights, gradients, feature maps and batch statistics in bfloat16; integers as they were."""
-    new: dict[Tensor, Tensor] = {}
+    """Weights, gradients, feature maps, batch statistics and optimizer state in bfloat16; integers as they were."""
     for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.dtype == torch.float32:
-                if parameter not in new:
-                    new[parameter] = nn.Parameter(parameter.detach().bfloat16(), requires_grad=parameter.requires_grad)
-                module._parameters[name] = new[parameter]  # type: ignore[assignment]
         for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.dtype == torch.float32:
-                module._buffers[name] = buffer.bfloat16()
-    model.register_forward_pre_hook(_inputs_to_bf16, with_kwargs=True)
+            if buffer is not None:
+                module._buffers[name] = _to_bf16(buffer)
+    model.register_forward_pre_hook(_convert_inputs(_to_bf16), with_kwargs=True)
     model.register_forward_hook(_out_in_float)
-    return _with_parameters(optimizers, new)
+    return _replace_parameters(model, optimizers, _to_bf16)
 
 
 def train_only(keep: Collection[str]) -> Change:
@@ -122,15 +116,8 @@ def lora(model: nn.Module, optimizers: Optimizers) -> Optimizers:
 
 def channels_last(model: nn.Module, optimizers: Optimizers) -> Optimizers:
     """Weights of convolutions and pictures with channels innermost: oneDNN then copies nothing into blocks."""
-    new: dict[Tensor, Tensor] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.dim() == 4:
-                strided = parameter.detach().contiguous(memory_format=torch.channels_last)
-                new[parameter] = nn.Parameter(strided, requires_grad=parameter.requires_grad)
-                module._parameters[name] = new[parameter]  # type: ignore[assignment]
-    model.register_forward_pre_hook(_inputs_to_channels_last, with_kwargs=True)
-    return _with_parameters(optimizers, new)
+    model.register_forward_pre_hook(_convert_inputs(_to_channels_last), with_kwargs=True)
+    return _replace_parameters(model, optimizers, _to_channels_last)
 
 
 def in_place(model: nn.Module, optimizers: Optimizers) -> Optimizers:
@@ -165,39 +152,65 @@ def _lora_forward(module: Any, forward: Callable[[Tensor], Tensor], x: Tensor) -
     return forward(x) + nn.functional.linear(nn.functional.linear(x, module.lora_down), module.lora_up)
 
 
-def _with_parameters(optimizers: Optimizers, new: dict[Tensor, Tensor]) -> Optimizers:
+def _replace_parameters(model: nn.Module, optimizers: Optimizers, convert: Callable[[Tensor], Tensor]) -> Optimizers:
+    """Give modules and optimizers `convert` of each parameter in its place; the optimizer's state moves with it."""
+    converted: dict[Tensor, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if parameter not in converted:
+                numbers = parameter.detach()
+                changed = convert(numbers)
+                same = changed is numbers
+                converted[parameter] = (
+                    parameter if same else nn.Parameter(changed, requires_grad=parameter.requires_grad)
+                )
+            module._parameters[name] = converted[parameter]
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["params"] = [new.get(parameter, parameter) for parameter in group["params"]]
+            # in the same list, which an optimizer may hold besides
+            group["params"][:] = [converted.get(parameter, parameter) for parameter in group["params"]]
+        for old, new in converted.items():
+            if new is not old and old in optimizer.state:
+                state = optimizer.state.pop(old)
+                optimizer.state[new] = {
+                    key: value if key == "step" else _like_parameter(value, old, new) for key, value in state.items()
+                }
     return optimizers
 
 
-def _map_tensors(change: Callable[[Tensor], Tensor], values: Iterable[Any]) -> list[Any]:
-    return [change(value) if isinstance(value, Tensor) else value for value in values]
+def _like_parameter(value: Any, old: Tensor, new: Tensor) -> Any:
+    """Return a value of an optimizer's state as the new parameter is: its type, and of one of its shape its strides."""
+    if not isinstance(value, Tensor) or value.dtype != old.dtype:
+        return value
+    if value.shape != old.shape:
+        return value.to(new.dtype)
+    return torch.empty_like(new, requires_grad=False).copy_(value)
 
 
 def _to_bf16(x: Tensor) -> Tensor:
     return x.bfloat16() if x.dtype == torch.float32 else x
 
 
-def _inputs_to_bf16(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-    return tuple(_map_tensors(_to_bf16, args)), dict(zip(kwargs, _map_tensors(_to_bf16, kwargs.values()), strict=True))
-
-
-def _out_in_float(_module: nn.Module, _args: Any, output: Any) -> Any:
-    return output.float() if isinstance(output, Tensor) and output.dtype == torch.bfloat16 else output
-
-
 def _to_channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
-def _inputs_to_channels_last(
-    _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], Any]:
-    return tuple(_map_tensors(_to_channels_last, args)), dict(
-        zip(kwargs, _map_tensors(_to_channels_last, kwargs.values()), strict=True)
-    )
+def _convert_inputs(convert: Callable[[Tensor], Tensor]) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return a hook before forward that gives the model `convert` of each of its tensors."""
+
+    def convert_input(value: Any) -> Any:
+        return convert(value) if isinstance(value, Tensor) else value
+
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return tuple(map(convert_input, args)), {name: convert_input(value) for name, value in kwargs.items()}
+
+    return hook
+
+
+def _out_in_float(_module: nn.Module, _args: Any, output: Any) -> Any:
+    return output.float() if isinstance(output, Tensor) and output.dtype == torch.bfloat16 else output
 
 
 # Combinations of changes that need less memory, applied to a job and written as code.
@@ -213,6 +226,7 @@ def cast_inputs(_, args, kwargs):
     first = len(args) - len(names)
     return tuple(args[:first]), dict(zip(names, args[first:]))
 model.bfloat16()
+optimizer.load_state_dict(optimizer.state_dict())  # its state, in the type of the weights
 model.register_forward_pre_hook(cast_inputs, with_kwargs=True)
 model.register_forward_hook(lambda _, args, output: cast(output, torch.bfloat16, torch.float32))"""
 _SGD_CODE = """\

@@ -106,6 +106,7 @@ RUN: dict[Any, Shape] = {
         "steps_apart": [int],
         "modules_bytes": float,
         "reserved_bytes": _NUMBERS,
+        "flops_by_format": {...: _NUMBERS},
     },
     "sampler": {"period_ns": IntegerRange(1, _LARGEST_WHOLE), "max_disk": _COUNT},
     "malloc": {"name": str, "library": str, "empty_process_bytes": float, "mmap_threshold": float},

@@ -18,17 +18,16 @@ from stepscope.analysis.time.operators import CPU
 from stepscope.arrays import Floats
 from stepscope.errors import UnknownName
 from stepscope.runfolder import RunReader
+from stepscope.runfolder.computation import Computation, main_computation
 from stepscope.runfolder.schema import QUIET
 from stepscope.units import percent
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-_WOULD_TELL = "stepscope doctor --ceilings measures what this device can reach (seconds, once), for the runs to come"
-_WOULD_TELL_ACCELERATOR = (
-    "of an accelerator ceilings are measured after a workload of Stepscope's own: stepscope run NAME --device cuda"
-)
+_WOULD_TELL = "measures what this device can reach (seconds, once), for the runs to come"
 _WOULD_TELL_SIMULATED = "record it without --simulate: what this machine can reach is then measured after the run"
+_WOULD_TELL_FORMAT = "ceilings are measured in float32, float64, bfloat16 and float16"
 _CONVOLUTION = ("convolution", "convolution backward")
 
 
@@ -67,6 +66,7 @@ class Ceilings:
     op_ns: float
     threads: int | None
     run_queue_share: float | None
+    precision: str = "float32"  # one of `runfolder.computation.PROBED`
 
     @property
     def place(self) -> str:
@@ -87,10 +87,20 @@ class Ceilings:
 def ceilings_of(run: RunReader) -> Ceilings | None:
     """The ceilings that were written into a run; None where none were, or where other load disturbed their probe.
 
-    They are measured with torch's kernels, and bound no others.
+    They are measured with torch's kernels in one number format, and bound none of another framework or format.
     """
     limits = _ceilings_of_device_json(run) if run.framework == "torch" else None
-    return None if limits is None or _is_measured_under_load(limits) else limits
+    if limits is None or _is_measured_under_load(limits) or _other_format(run, limits) is not None:
+        return None
+    return limits
+
+
+def _other_format(run: RunReader, limits: Ceilings | None) -> Computation | None:
+    """Return what the run computes in, where that is not what its ceilings are of, or none are measured in it."""
+    computation = main_computation(run.meta)
+    if computation is None or (limits is None and computation.is_probed):
+        return None
+    return None if limits is not None and limits.precision == computation.precision else computation
 
 
 def why_no_ceilings(run: RunReader, device: str = "this device") -> str:
@@ -100,6 +110,10 @@ def why_no_ceilings(run: RunReader, device: str = "this device") -> str:
     limits = _ceilings_of_device_json(run)
     if limits is None and run.meta.get("simulated"):
         return "with simulated sensors no ceilings are measured"
+    computation = _other_format(run, limits)
+    if computation is not None:
+        of = "none are measured in it" if limits is None else f"the ceilings in this run are of {limits.precision}"
+        return f"most FLOPs of this training are in {computation.precision}, and {of}"
     if limits is None:
         return f"the ceilings of {device} were not measured"
     waited = percent(limits.run_queue_share or 0.0, 0)
@@ -110,7 +124,14 @@ def ceilings_remedy(run: RunReader, device: str = CPU) -> str:
     """Return what gives a run like this one ceilings of a device, as a sentence without its full stop."""
     if run.meta.get("simulated"):
         return _WOULD_TELL_SIMULATED
-    return _WOULD_TELL if device == CPU else _WOULD_TELL_ACCELERATOR
+    computation = main_computation(run.meta) or Computation(device, "float32")
+    if not computation.is_probed:
+        return _WOULD_TELL_FORMAT
+    if computation.device != CPU:
+        device = computation.device
+    where = "" if device == CPU else f" --device {device}"
+    precision = "" if computation.precision == "float32" else f" --precision {computation.precision}"
+    return f"stepscope doctor --ceilings{where}{precision} {_WOULD_TELL}"
 
 
 def _ceilings_of_device_json(run: RunReader) -> Ceilings | None:
@@ -148,6 +169,7 @@ def read_ceilings(stated: Mapping[str, Any]) -> Ceilings:
         op_ns=float(costs["op_ns"]),
         threads=stated.get("threads"),
         run_queue_share=stated.get("run_queue_share"),
+        precision=str(stated.get("precision") or "float32"),
     )
 
 
