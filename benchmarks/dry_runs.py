@@ -12,7 +12,7 @@ from stepscope import workloads
 from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.simulator import Simulator, live_peak
-from stepscope.record.dry.workspaces import this_platform
+from stepscope.record.dry.platform import this_platform
 
 _MEDIAN_S, _MOST_S = 4.0, 10.0
 

@@ -51,7 +51,7 @@ from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.prediction import JobQuestion, predict_fit
 from stepscope.record.c_allocators import child_environment
-from stepscope.record.dry.workspaces import this_platform
+from stepscope.record.dry.platform import this_platform
 
 # workload, optimizer, and the batch that the limit is chosen for: each step takes a second or so
 CASES = (

@@ -25,7 +25,8 @@ from stepscope.errors import StepscopeError
 from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.transforms import VARIANTS
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
-from stepscope.record.dry.workspaces import Workspaces, this_platform
+from stepscope.record.dry.platform import this_platform
+from stepscope.record.dry.workspaces import Workspaces
 
 _OPTIMIZERS = ("sgd", "momentum", "adam")
 _BATCHES = (4, 16, 64)

@@ -94,7 +94,7 @@ def compare(source: str, model: str, batch: int) -> Row | str:
     name = job.name if source == "signatures" else model
     kept = load_calibration(calibration_path())
     try:
-        answer = predict_fit(JobQuestion(job, batch, kept=kept, options=False, largest=False))
+        answer = predict_fit(JobQuestion(job, batch, calibration=kept, options=False, largest=False))
     except StepscopeError as error:
         return f"not predicted: {error}"
     command = [sys.executable, "-m", "benchmarks.memory_outside", "--child", json.dumps([source, model, batch])]

@@ -23,7 +23,7 @@ from stepscope.footprint.calibration import DeviceCalibration, baseline_of_proce
 from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.footprint.transforms import VARIANTS
-from stepscope.record.dry.workspaces import this_platform
+from stepscope.record.dry.platform import this_platform
 from stepscope.record.empty_process import EmptyProcess, empty_process_bytes
 
 WORKLOADS = ("lenet", "mobilenet-v1-c32", "squeezenet-c32", "resnet18-c32", "bert-mini-128", "char-lstm-80")

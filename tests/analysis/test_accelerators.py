@@ -11,7 +11,7 @@ import pytest
 from tests.analysis.test_bottleneck import Machine
 from tests.fabricate import CEILINGS, STEP, Op, Sampled, every_step, fabricate_run
 
-from stepscope.analysis.device.ceilings import roofline, roofs
+from stepscope.analysis.device.ceilings import ceilings_remedy, roofline, roofs, why_no_ceilings
 from stepscope.analysis.device.throttling import detect_throttling
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.accelerators import launched_kernels, unrecorded_accelerator
@@ -170,3 +170,9 @@ def test_a_gpu_that_heat_slows_down_is_throttled_in_headline_and_verdict(tmp_pat
     verdict = run.verdict()
     assert (verdict.bound, verdict.causes[0].name) == ("throttled", "GPU clock"), verdict.sentence
     assert "graphics card" in verdict.next[0]
+
+
+def test_ceilings_of_the_cpu_are_none_of_a_gpu_and_the_remedy_names_the_gpu(tmp_path: Path) -> None:
+    run = _run(tmp_path, (_launch(100, 9_000, flops=1_000_000, bytes=1_000),))
+    assert why_no_ceilings(run, "cuda:0") == "the ceilings of cuda:0 were not measured"
+    assert "doctor --ceilings --device cuda:0 measures" in ceilings_remedy(run, "cuda:0")

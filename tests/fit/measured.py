@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from stepscope.footprint.jobs import job_of
 from stepscope.record.dry.dry_run import dry_run
-from stepscope.record.dry.workspaces import Workspaces, this_platform
+from stepscope.record.dry.platform import this_platform
+from stepscope.record.dry.workspaces import Workspaces
 
 
 def predicted_and_measured(model: nn.Module, x: Tensor) -> tuple[int, int]:

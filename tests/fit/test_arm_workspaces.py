@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from stepscope.record.dry.platform import Platform
 from stepscope.record.dry.storage_log import HiddenBytes
-from stepscope.record.dry.workspaces import Platform, Workspaces
+from stepscope.record.dry.workspaces import Workspaces
 
 # (batch, channels, side, outputs, kernel, stride, padding, groups): forward, backward with one thread and with four
 SEEN: dict[tuple[int, ...], tuple[int, int, int]] = {
@@ -72,12 +73,12 @@ def test_an_lstm_keeps_what_was_seen(shape: tuple[int, ...], kept: int, scratch:
     rules = Workspaces(Platform(block=0, acl=True))
     found = rules(torch.ops.aten.mkldnn_rnn_layer.default, args, {}, None)
     gates = {64: 272, 256: 1040}[units]
-    assert found.kept[0][1] == pytest.approx(kept, abs=17_000)
+    assert found.output_sizes[0][1] == pytest.approx(kept, abs=17_000)
     assert found.expected - 4 * gates * (inputs + units) == pytest.approx(scratch, abs=12_000)
 
 
 def test_a_processor_with_wider_vectors_gets_an_interval() -> None:
-    rules = Workspaces(Platform(block=0, acl=True, known=False))
+    rules = Workspaces(Platform(block=0, acl=True, is_known=False))
     assert "intervals" in rules.platform.name
     x, weight = torch.empty(4, 16, 32, 32, device="meta"), torch.empty(16, 16, 3, 3, device="meta")
     call = torch.ops.aten.convolution.default

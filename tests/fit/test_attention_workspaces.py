@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from stepscope.footprint.jobs import job_of
 from stepscope.record.dry.dry_run import dry_run
-from stepscope.record.dry.workspaces import Platform, Workspaces
+from stepscope.record.dry.platform import Platform
+from stepscope.record.dry.workspaces import Workspaces
 
 
 class Attention(nn.Module):

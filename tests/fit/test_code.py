@@ -14,7 +14,8 @@ from stepscope.footprint.prediction import JobQuestion, predict_fit
 from stepscope.footprint.result import LivePeak, code_bytes
 from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.record.dry.dry_run import Change, dry_run
-from stepscope.record.dry.workspaces import Platform, Workspaces
+from stepscope.record.dry.platform import Platform
+from stepscope.record.dry.workspaces import Workspaces
 
 X86 = Platform()
 

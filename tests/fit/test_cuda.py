@@ -14,7 +14,7 @@ from stepscope.footprint.prediction import JobQuestion, predict_fit
 from stepscope.footprint.result import FitResult
 from stepscope.footprint.simulator import Simulator, as_on_cuda, live_peak, use_foreach
 from stepscope.record.dry import Job
-from stepscope.record.dry.workspaces import Platform, other_platform
+from stepscope.record.dry.platform import Platform, other_platform
 
 GPU = Platform("cuda", 16, True)
 

@@ -20,9 +20,10 @@ from stepscope.footprint.jobs import write_computed_memory
 from stepscope.footprint.simulator import live_peak
 from stepscope.record.dry import Job, accumulated_step, plain_step
 from stepscope.record.dry.dry_run import Change, DryRun, DryRunStopped, dry_run
+from stepscope.record.dry.platform import Platform, other_platform, this_platform
 from stepscope.record.dry.probes import OpCallRecorder
 from stepscope.record.dry.storage_log import peak_of
-from stepscope.record.dry.workspaces import Platform, Probed, Workspaces, other_platform, this_platform
+from stepscope.record.dry.workspaces import Probed, Workspaces
 from stepscope.runfolder import CATEGORIES, MEMORY, RunReader, RunWriter, part_of
 
 OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop]
@@ -98,11 +99,11 @@ def test_the_code_for_bf16_casts_the_state_of_an_optimizer_that_has_stepped() ->
 
 
 def test_a_weight_of_two_layers_stays_one_in_channels_last() -> None:
-    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
-    model[1].weight = model[0].weight
-    transforms.channels_last(model, ())
-    assert model[1].weight is model[0].weight
-    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    first, second = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
+    second.weight = first.weight
+    transforms.channels_last(nn.Sequential(first, second), ())
+    assert second.weight is first.weight
+    assert first.weight.is_contiguous(memory_format=torch.channels_last)
 
 
 class Tied(nn.Module):
@@ -236,7 +237,7 @@ def test_a_loop_that_prints_its_loss_is_no_obstacle() -> None:
         float(jobs.loss(model, batch).detach())
 
     run = dry_run(Job(of.name, of.build, of.batch, printing, 16, of.loss), 8)
-    assert run.log.looks == 2
+    assert run.log.value_reads == 2
 
 
 def test_a_custom_autograd_function_is_followed() -> None:

@@ -26,8 +26,9 @@ from stepscope.footprint.prediction import JobQuestion, fit, predict_fit
 from stepscope.footprint.savings import chosen_segments
 from stepscope.footprint.simulator import largest_batch
 from stepscope.record.dry.dry_run import dry_run
+from stepscope.record.dry.platform import this_platform
 from stepscope.record.dry.probes import OpCallRecorder, probe_all
-from stepscope.record.dry.workspaces import Probed, Workspaces, this_platform
+from stepscope.record.dry.workspaces import Probed, Workspaces
 
 
 @pytest.fixture(autouse=True)
@@ -251,7 +252,9 @@ def test_batch_norm_that_needs_two_samples_is_no_obstacle_to_the_largest_batch()
         def forward(self, x: Tensor) -> Tensor:
             return torch.as_tensor(self.head(self.norm(x)))
 
-    found = predict_fit(JobQuestion(jobs.job(Pooled), 16, limit_of_memory("400MB"), kept=jobs.MEASURED, options=False))
+    found = predict_fit(
+        JobQuestion(jobs.job(Pooled), 16, limit_of_memory("400MB"), calibration=jobs.MEASURED, options=False)
+    )
     assert found.largest_batch is not None
     assert found.largest_batch > 1000
 
@@ -262,7 +265,7 @@ def test_what_probes_of_a_device_showed_is_kept_and_widens_the_interval(tmp_path
     kept = kept_file.load_calibration(path)
     assert kept.probed["convolution"].bytes(4) == 11
     assert kept.widened_by_errors(1000, 2000) == (950, 2200)
-    with_it = asked(kept=replace(kept, environment=jobs.MEASURED.environment), options=False, largest=False)
+    with_it = asked(calibration=replace(kept, environment=jobs.MEASURED.environment), options=False, largest=False)
     without = asked(options=False, largest=False)
     assert with_it.process.high > without.process.high
 

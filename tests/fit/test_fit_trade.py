@@ -26,7 +26,7 @@ from stepscope.footprint.simulator import Simulator
 from stepscope.footprint.transforms import Variant
 from stepscope.record.dry import Job, plain_step
 from stepscope.record.dry.allocator_costs import StepCost, cost_as_json_line
-from stepscope.record.dry.workspaces import this_platform
+from stepscope.record.dry.platform import this_platform
 from stepscope.runfolder import CATEGORIES
 
 MINE = """
@@ -51,7 +51,7 @@ def simulator() -> Simulator:
 
 
 def asked(**more: Any) -> JobQuestion:
-    return JobQuestion(jobs.job(), 16, limit_of_memory("360MB"), kept=jobs.MEASURED, **more)
+    return JobQuestion(jobs.job(), 16, limit_of_memory("360MB"), calibration=jobs.MEASURED, **more)
 
 
 def says(cost: StepCost) -> list[str]:
@@ -93,7 +93,7 @@ def test_options_and_their_gain_are_of_the_account_that_decides() -> None:
 
 
 def test_the_picture_of_options_is_no_surer_than_the_answer() -> None:
-    unsure = replace(asked(), kept=replace(jobs.MEASURED, imports_known=False), limit=limit_of_memory("8GB"))
+    unsure = replace(asked(), calibration=replace(jobs.MEASURED, imports_known=False), limit=limit_of_memory("8GB"))
     limit = limit_of_memory("8GB", ADDRESSES)
     rows = chart_data.options_by_batch(unsure, limit, [], [16])
     assert rows["verdict"].to_list() == ["likely fits"]
@@ -161,7 +161,7 @@ def test_a_batch_that_cannot_be_run_is_left_out_of_the_drawing_and_unknown_in_th
     def normed() -> nn.Module:
         return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, jobs.CLASSES))
 
-    question = JobQuestion(jobs.job(normed), 4, limit_of_memory("360MB"), kept=jobs.MEASURED)
+    question = JobQuestion(jobs.job(normed), 4, limit_of_memory("360MB"), calibration=jobs.MEASURED)
     rows = chart_data.categories_by_batch(simulator(), [question.job], [1, 4])
     assert rows["batch"].unique().to_list() == [4]
     assert question.limit is not None

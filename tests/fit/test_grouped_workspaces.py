@@ -7,7 +7,7 @@ import torch
 from tests.fit.measured import predicted_and_measured
 from torch import Tensor, nn
 
-from stepscope.record.dry.workspaces import this_platform
+from stepscope.record.dry.platform import this_platform
 
 
 class Grouped(nn.Module):

@@ -26,7 +26,7 @@ from stepscope.footprint.prediction_trials import prove_under_limit
 from stepscope.footprint.real_steps import RealSteps
 from stepscope.footprint.transforms import CHANGES, Variant
 from stepscope.record.dry.allocator_costs import StepCost
-from stepscope.record.dry.workspaces import Platform
+from stepscope.record.dry.platform import Platform
 
 BATCH = 4096
 
@@ -369,7 +369,7 @@ def test_a_combination_is_judged_by_the_limit_of_each_account_alone() -> None:
     limit = Limit(5_000_000_000, "available", beside=(Limit(16_000_000_000, "ulimit -v", account=ADDRESSES),))
     evaluator = plan_module._CandidateEvaluator(search(), limit, None)
     for parts in (2, 16):
-        evaluator.known[Variant(parts=parts)] = search().candidate(Variant(parts=parts), limit, None)
+        evaluator.candidates[Variant(parts=parts)] = search().candidate(Variant(parts=parts), limit, None)
         assert evaluator.fits(Variant(parts=parts))
     far = replace(limit, bytes=search().process(Variant(parts=2), RESIDENT).high)
     assert far.bytes < search().process(Variant(parts=2), ADDRESSES).high

@@ -340,7 +340,7 @@ assert torch.randn(300, 200).tolist()[-1][-1] == 1.0
 """
     )  # fmt: skip
     assert found.missed == ()
-    assert found.log.looks < 20
+    assert found.log.value_reads < 20
     assert live_peak(found.log).bytes > 2 * 1000 * 200 * 4
 
 

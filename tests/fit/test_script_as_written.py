@@ -52,7 +52,7 @@ print(f"{model(data.tensors[0]).sum():.3f}", torch.isfinite(out := torch.randn(2
     kept = followed(tmp_path, monkeypatch, body)
     assert plain.stopped is None
     assert kept.missed == plain.missed == ()
-    assert plain.log.looks > 8
+    assert plain.log.value_reads > 8
     assert peak_of(kept.log) - peak_of(plain.log) == pytest.approx(8 * 4 * 50_000, rel=0.02)
 
 
@@ -74,7 +74,7 @@ for _ in range(3):
 """,
     )
     assert watched.stopped is None
-    assert watched.log.looks == 0
+    assert watched.log.value_reads == 0
 
 
 def test_a_library_that_evaluates_after_its_last_batch_is_followed_into_it(

@@ -84,7 +84,7 @@ for epoch in range(100):
         evaluate()
 """
     watched = followed(tmp_path, monkeypatch, EVALUATES + body)
-    assert watched.log.looks > 0
+    assert watched.log.value_reads > 0
     assert most(watched) > LARGE
 
 

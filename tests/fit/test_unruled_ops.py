@@ -18,8 +18,9 @@ from stepscope.footprint.prediction import JobQuestion, predict_fit, predict_scr
 from stepscope.footprint.result import LivePeak
 from stepscope.record.dry import Job, probes
 from stepscope.record.dry.dry_run import dry_run
+from stepscope.record.dry.platform import Platform, this_platform
 from stepscope.record.dry.probes import Call, OpCallRecorder, probe_in_child
-from stepscope.record.dry.workspaces import Platform, Workspaces, this_platform
+from stepscope.record.dry.workspaces import Workspaces
 
 
 class Applied(nn.Module):
@@ -202,7 +203,7 @@ def test_what_kernels_of_reductions_take_is_in_the_peak_before_anything_was_run(
 def test_a_soft_margin_keeps_the_memory_of_all_elements() -> None:
     op, x = torch.ops.aten.soft_margin_loss.default, torch.rand(64, 64)
     out = op(x, x)
-    assert Workspaces(this_platform())(op, (x, x), {}, out).kept == ((0, x.nbytes, x.nbytes),)
+    assert Workspaces(this_platform())(op, (x, x), {}, out).output_sizes == ((0, x.nbytes, x.nbytes),)
     assert out.untyped_storage().nbytes() == x.nbytes
 
 
@@ -229,4 +230,4 @@ def test_weights_with_as_many_channels_as_the_batch_has_samples_are_probed_whole
     with torch.no_grad():
         book(op, args, {}, op(*args))
     (call,) = book.calls.values()
-    assert [probes._arguments(call, 16)[0][place].shape[0] for place in (0, 1, 2)] == [16, 64, 64]
+    assert [probes._made_up_arguments(call, 16)[0][place].shape[0] for place in (0, 1, 2)] == [16, 64, 64]

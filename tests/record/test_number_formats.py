@@ -63,6 +63,14 @@ def test_float32_is_named_by_the_switches_that_let_its_products_round() -> None:
         torch.backends.cudnn.allow_tf32 = convolutions
 
 
+def test_the_switches_of_an_older_torch_name_float32_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = SimpleNamespace(allow_tf32=True)
+    older = SimpleNamespace(mkldnn=SimpleNamespace(), cuda=SimpleNamespace(matmul=switch), cudnn=switch)
+    monkeypatch.setattr(torch, "backends", older)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert (float32_format("cpu"), float32_format("cuda:0")) == ("float32-high", "float32-high")
+
+
 @pytest.mark.parametrize("stated", [None, [], {"cpu": 3}, {"cpu": {"float32": "much"}}, {"cpu": {"float32": 0}}])
 def test_a_run_that_states_no_flops_has_no_computation(stated: object) -> None:
     assert main_computation({"recorder": {"flops_by_format": stated}}) is None

@@ -266,7 +266,7 @@ def _model_pictures(question: JobQuestion, beside: Sequence[Job]) -> Iterator[Pi
     from stepscope.footprint.simulator import Simulator
     from stepscope.report.charts import across_runs, memory
 
-    simulator = Simulator(question.platform, question.kept, question.allocator)
+    simulator = Simulator(question.platform, question.calibration, question.allocator)
     jobs = [question.job, *beside]
     both = chart_data.training_and_inference(simulator, [(job, question.batch) for job in jobs])
     yield (

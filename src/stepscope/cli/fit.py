@@ -312,7 +312,7 @@ def measure_allocators(
     """Run them in turns, with a line that says which; the table is the caller's to show."""
     from stepscope.footprint.prediction_trials import TIMED_STEPS, trade_allocators
     from stepscope.footprint.simulator import Simulator
-    from stepscope.record.dry.workspaces import this_platform
+    from stepscope.record.dry.platform import this_platform
 
     command = real.command(TIMED_STEPS)
     simulator = answer.simulator or Simulator(this_platform(), calibration, answer.allocator)

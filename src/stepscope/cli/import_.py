@@ -23,7 +23,7 @@ def _import(request: ImportRequest, as_json: AsJson = False) -> None:
     clock = Clock(
         _zone(request.utc_offset),
         None if request.interval is None else round(request.interval * 1e9),
-        _date(request.started),
+        _parse_log_start(request.started),
         round(request.shift * 1e9),
         (request.time_column, request.power_column),
     )
@@ -79,7 +79,7 @@ def _zone(text: str | None) -> timezone | None:
     return timezone(timedelta(minutes=-minutes if match[1] == "-" else minutes))
 
 
-def _date(text: str | None) -> datetime | None:
+def _parse_log_start(text: str | None) -> datetime | None:
     try:
         stamp = None if text is None else datetime.fromisoformat(text)
     except ValueError as error:

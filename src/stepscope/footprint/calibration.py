@@ -16,8 +16,9 @@ from stepscope.footprint.script_memory import imports_of_script
 from stepscope.record.c_allocators import child_environment
 from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
+from stepscope.record.dry.platform import this_platform
 from stepscope.record.dry.probes import OpCallRecorder, probe_all
-from stepscope.record.dry.workspaces import Probed, Workspaces, this_platform
+from stepscope.record.dry.workspaces import Probed, Workspaces
 from stepscope.record.empty_process import EmptyProcess, empty_process
 
 _VERSION = 2
@@ -67,14 +68,14 @@ def load_calibration(path: Path | None) -> DeviceCalibration:
         return DeviceCalibration()
 
 
-def save_calibration(kept: DeviceCalibration, path: Path | None) -> None:
+def save_calibration(calibration: DeviceCalibration, path: Path | None) -> None:
     """Keep it for later answers; OutputNotWritable where that cannot be."""
     if path is None:
         raise OutputNotWritable("there is no home folder to keep what was learnt", "set XDG_CACHE_HOME to a folder")
     content: dict[str, Any] = {
         "version": _VERSION,
-        "probed": {name: (probed.fixed, probed.per_sample) for name, probed in kept.probed.items()},
-        "ratios": kept.ratios,
+        "probed": {name: (probed.fixed, probed.per_sample) for name, probed in calibration.probed.items()},
+        "ratios": calibration.ratios,
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,11 +97,11 @@ def measured_environment(allocator: str = "default", imports: Iterable[str] = ()
     import torch
 
     threads = torch.get_num_threads()
-    found = empty_process(allocator if _installed(allocator) else "default", threads, imports)
-    return UNMEASURED if found is None else baseline_of_process(found, threads)
+    process = empty_process(allocator if _is_allocator_installed(allocator) else "default", threads, imports)
+    return UNMEASURED if process is None else baseline_of_process(process, threads)
 
 
-def _installed(allocator: str) -> bool:
+def _is_allocator_installed(allocator: str) -> bool:
     try:
         child_environment(allocator)
     except MissingDependency:
@@ -108,21 +109,21 @@ def _installed(allocator: str) -> bool:
     return True
 
 
-def baseline_of_process(found: EmptyProcess, threads: int) -> BaselineMemory:
+def baseline_of_process(process: EmptyProcess, threads: int) -> BaselineMemory:
     """Return what a measured process says of the next one like it, by account."""
 
     def spread(low: int, high: int) -> tuple[int, int]:
         return round(low * (1 - _SPREAD)), round(high * (1 + _SPREAD))
 
-    anonymous, tables = found.anonymous or 0, found.page_tables or 0
-    addresses = found.address_space or UNMEASURED.addresses[0]
-    most = found.address_space_peak or UNMEASURED.addresses[1]
+    anonymous, tables = process.anonymous or 0, process.page_tables or 0
+    addresses = process.address_space or UNMEASURED.addresses[0]
+    most = process.address_space_peak or UNMEASURED.addresses[1]
     return BaselineMemory(
-        spread(found.resident, found.resident),
-        spread(anonymous, found.resident + tables),
+        spread(process.resident, process.resident),
+        spread(anonymous, process.resident + tables),
         spread(addresses, most + threads * _ARENAS),
-        spread(found.data or UNMEASURED.data[0], (found.data or UNMEASURED.data[1]) + threads * _ARENAS),
-        spread(found.worker or UNMEASURED.worker[0], found.worker_most or UNMEASURED.worker[1]),
+        spread(process.data or UNMEASURED.data[0], (process.data or UNMEASURED.data[1]) + threads * _ARENAS),
+        spread(process.worker or UNMEASURED.worker[0], process.worker_most or UNMEASURED.worker[1]),
     )
 
 
@@ -144,7 +145,7 @@ _NO_IMPORTS = ("torch", "stepscope", "__main__", "builtins")
 
 
 def add_probed_ops(
-    kept: DeviceCalibration, job: Job, progress: Callable[[int, int], None] = lambda done, of: None
+    calibration: DeviceCalibration, job: Job, progress: Callable[[int, int], None] = lambda number, of: None
 ) -> DeviceCalibration:
     """Return what was stored, with the ops of this job as they are on this device."""
     book = OpCallRecorder(Workspaces(this_platform()), _SAMPLES)
@@ -153,4 +154,4 @@ def add_probed_ops(
     except DryRunStopped as stop:
         text = f"--calibrate: no dry run shows the operators of {job.name}: {stop}"
         raise StepscopeError(text, "leave --calibrate out: it is measured") from stop
-    return replace(kept, probed={**kept.probed, **probe_all(book.calls, progress)})
+    return replace(calibration, probed={**calibration.probed, **probe_all(book.calls, progress)})

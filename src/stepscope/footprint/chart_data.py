@@ -108,23 +108,25 @@ def options_by_batch(question: JobQuestion, limit: Limit, names: Sequence[str], 
 
     Columns batch, option, peak_bytes, limit_bytes, verdict; peak_bytes is null where a step cannot be run so.
     """
-    simulator = Simulator(question.platform, question.kept, question.allocator)
+    simulator = Simulator(question.platform, question.calibration, question.allocator)
     has_bf16 = question.platform.native_bf16 if question.has_bf16 is None else question.has_bf16
     plain = simulator.run(question.job, question.batch)
     same_batch = [w for w in ways(question.job, question.batch, plain, has_bf16) if w.keeps_batch and w.name in names]
     cells: list[_Cell] = []
     for batch in batches:
-        cells += _column(simulator, question.job, batch, names, same_batch)
+        cells += _cells_of_batch(simulator, question.job, batch, names, same_batch)
     order = {name: index for index, name in enumerate((AS_IT_IS, *names))}
     sure = not reasons_for_doubt(question) and not any(simulator.workspaces.not_modelled.values())
-    rows = [(batch, name, *_judged(process, limit, sure)) for batch, name, process in cells]
+    rows = [(batch, name, *_peak_limit_and_verdict(process, limit, sure)) for batch, name, process in cells]
     return pl.DataFrame(sorted(rows, key=lambda row: order[row[1]]), schema=_BY_OPTION, orient="row")
 
 
 _Cell = tuple[int, str, Callable[[str], ProcessPeak] | None]  # batch, way, and its process by an account
 
 
-def _judged(process: Callable[[str], ProcessPeak] | None, limit: Limit, sure: bool) -> tuple[int | None, int, str]:
+def _peak_limit_and_verdict(
+    process: Callable[[str], ProcessPeak] | None, limit: Limit, sure: bool
+) -> tuple[int | None, int, str]:
     """Peak in the middle, limit and verdict, by the account that decides."""
     if process is None:
         return None, limit.bytes, ""
@@ -132,20 +134,23 @@ def _judged(process: Callable[[str], ProcessPeak] | None, limit: Limit, sure: bo
     return process(decides.account).middle, decides.bytes, verdict
 
 
-def _column(
+def _cells_of_batch(
     simulator: Simulator, job: Job, batch: int, names: Sequence[str], same_batch: Sequence[MemorySaving]
 ) -> list[_Cell]:
     """Every way at one batch."""
     try:
         live = live_peak(simulator.run(job, batch).log)
     except DryRunStopped:
-        return [(batch, name, None) for name in (AS_IT_IS, *_allocators(names), *(way.name for way in same_batch))]
+        return [
+            (batch, name, None)
+            for name in (AS_IT_IS, *_allocators_by_option_name(names), *(way.name for way in same_batch))
+        ]
 
     def process(live: LivePeak, allocator: Allocator | None = None, plain: LivePeak | None = None) -> Any:
         return partial(simulator.peak_of_process, live, allocator, plain)
 
     cells: list[_Cell] = [(batch, AS_IT_IS, process(live))]
-    cells += [(batch, name, process(live, of)) for name, of in _allocators(names).items()]
+    cells += [(batch, name, process(live, of)) for name, of in _allocators_by_option_name(names).items()]
     for way in same_batch:
         try:
             changed = live_peak(simulator.run(way.job, batch, way.change).log)
@@ -156,5 +161,5 @@ def _column(
     return cells
 
 
-def _allocators(names: Sequence[str]) -> dict[str, Allocator]:
+def _allocators_by_option_name(names: Sequence[str]) -> dict[str, Allocator]:
     return {name: of for of in ALLOCATORS.values() if (name := f"allocator: {of.name}") in names}

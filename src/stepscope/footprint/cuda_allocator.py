@@ -83,22 +83,22 @@ class CachingAllocator:
 
     def allocate(self, size: int, stream: int = 0) -> int:
         """Return the address of a block for so many bytes; raises OutOfMemory."""
-        wanted = rounded_block_size(size, self.settings.roundup_power2_divisions)
-        small = wanted <= SMALL
-        block = self._find_free_block(wanted, small, stream)
+        rounded_size = rounded_block_size(size, self.settings.roundup_power2_divisions)
+        small = rounded_size <= SMALL
+        block = self._find_free_block(rounded_size, small, stream)
         if block is None:
             self._collect_garbage()
-            block = self._new(wanted, small, stream)
+            block = self._block_of_new_segment(rounded_size, small, stream)
         if block is None:
-            self._release_oversized(wanted)
-            block = self._new(wanted, small, stream)
+            self._release_oversized(rounded_size)
+            block = self._block_of_new_segment(rounded_size, small, stream)
         if block is None:
             self.retries += 1
             self.release_unused_segments()
-            block = self._new(wanted, small, stream)
+            block = self._block_of_new_segment(rounded_size, small, stream)
         if block is None:
             raise OutOfMemory(f"{size} B do not fit beside {self.reserved} B", "take a smaller batch")
-        return self._give_out(block, wanted).address
+        return self._hand_out_block(block, rounded_size).address
 
     def free(self, address: int) -> None:
         """Take a block back, merged with free ones beside it."""
@@ -117,18 +117,18 @@ class CachingAllocator:
         start, last = address, None
         for place, length in [*sorted(used), (address + size, 0)]:
             if place > start:
-                last = self._linked(Block(start, place - start, address, small, stream), last)
+                last = self._link_after(Block(start, place - start, address, small, stream), last)
                 self._add_free_block(last)
             if length:
-                last = self._linked(Block(place, length, address, small, stream, used=True), last)
+                last = self._link_after(Block(place, length, address, small, stream, used=True), last)
                 self.used[place] = last
                 self.allocated += length
             start = place + length
-        self._reserve(size)
+        self._count_reserved(size)
         self.allocated_peak = max(self.allocated_peak, self.allocated)
 
     @staticmethod
-    def _linked(block: Block, before: Block | None) -> Block:
+    def _link_after(block: Block, before: Block | None) -> Block:
         block.before = before
         if before is not None:
             before.after = block
@@ -143,14 +143,14 @@ class CachingAllocator:
         del free[bisect.bisect_left(free, block.key)]
         return self._blocks.pop(block.address)
 
-    def _reserve(self, size: int) -> None:
+    def _count_reserved(self, size: int) -> None:
         self.reserved += size
         self.reserved_peak = max(self.reserved_peak, self.reserved)
 
     def _find_free_block(self, size: int, small: bool, stream: int) -> Block | None:
         """The smallest free block that is large enough; of those that may grow, the one with the least room."""
         free = self._free.get((small, stream), [])
-        if self._collects:
+        if self._collects_garbage:
             for _, address in free:
                 self._blocks[address].age += 1
         place = bisect.bisect_left(free, (size, 0))
@@ -160,7 +160,7 @@ class CachingAllocator:
         if self.settings.expandable_segments:
             for _, address in free[place + 1 :]:
                 other = self._blocks[address]
-                if _room(other) >= _room(block):
+                if _size_with_unmapped_tail(other) >= _size_with_unmapped_tail(block):
                     break
                 block = other
         most = self.settings.max_split_size
@@ -171,28 +171,28 @@ class CachingAllocator:
                 return None
         return self._remove_free_block(block)
 
-    def _new(self, size: int, small: bool, stream: int) -> Block | None:
+    def _block_of_new_segment(self, size: int, small: bool, stream: int) -> Block | None:
         if self.settings.expandable_segments:
             return self._grow_segment(size, small, stream)
         length = segment_size(size)
-        if not self._has_room(length):
+        if not self._fits_capacity(length):
             return None
         address = self._next_address
         self._next_address += length + LARGE_SEGMENT
-        self._reserve(length)
+        self._count_reserved(length)
         return Block(address, length, address, small, stream)
 
-    def _has_room(self, size: int) -> bool:
+    def _fits_capacity(self, size: int) -> bool:
         return self.settings.capacity is None or self.reserved + size <= self.settings.capacity
 
-    def _give_out(self, block: Block, size: int) -> Block:
+    def _hand_out_block(self, block: Block, size: int) -> Block:
         if self._should_split(block, size):
-            rest = Block(block.address + size, block.size - size, block.segment, block.small, block.stream)
-            rest.before, rest.after = block, block.after
-            if rest.after is not None:
-                rest.after.before = rest
-            block.size, block.after = size, rest
-            self._add_free_block(rest)
+            remainder = Block(block.address + size, block.size - size, block.segment, block.small, block.stream)
+            remainder.before, remainder.after = block, block.after
+            if remainder.after is not None:
+                remainder.after.before = remainder
+            block.size, block.after = size, remainder
+            self._add_free_block(remainder)
         block.used = True
         self.used[block.address] = block
         self.allocated += block.size
@@ -200,11 +200,11 @@ class CachingAllocator:
         return block
 
     def _should_split(self, block: Block, size: int) -> bool:
-        rest = block.size - size
+        remainder = block.size - size
         if block.small or self.settings.expandable_segments:
-            return rest >= SMALLEST
+            return remainder >= SMALLEST
         most = self.settings.max_split_size
-        return (most is None or size < most) and rest > SMALL
+        return (most is None or size < most) and remainder > SMALL
 
     def _merge_with_neighbours(self, block: Block) -> Block:
         for other in (block.before, block.after):
@@ -227,14 +227,14 @@ class CachingAllocator:
             if block.is_whole_segment:
                 self.reserved -= self._remove_free_block(block).size
             return
-        step = _step(block.small)
+        step = _segment_step(block.small)
         start = -(-(block.address - block.segment) // step) * step + block.segment
         end = (block.address + block.size - block.segment) // step * step + block.segment
         if end <= start:
             return
         self._remove_free_block(block)
-        before = self._cut(block, start)
-        after = self._cut(before, end)
+        before = self._split_at(block, start)
+        after = self._split_at(before, end)
         for part in (block, after):
             if part is not before and part.size:
                 self._add_free_block(part)
@@ -247,20 +247,20 @@ class CachingAllocator:
         unmapped.append(self._merge_with_neighbours(before))
 
     @staticmethod
-    def _cut(block: Block, address: int) -> Block:
+    def _split_at(block: Block, address: int) -> Block:
         """Split at an address; the second part, or the block itself where there is nothing before it."""
         if address == block.address:
             return block
-        rest = Block(
+        remainder = Block(
             address, block.address + block.size - address, block.segment, block.small, block.stream,
             mapped=block.mapped, before=block, after=block.after,
         )  # fmt: skip
-        if not rest.size:
-            return rest
-        if rest.after is not None:
-            rest.after.before = rest
-        block.size, block.after = address - block.address, rest
-        return rest
+        if not remainder.size:
+            return remainder
+        if remainder.after is not None:
+            remainder.after.before = remainder
+        block.size, block.after = address - block.address, remainder
+        return remainder
 
     def _release_oversized(self, size: int) -> None:
         """Release free segments larger than the largest size to split until the new one has room."""
@@ -274,17 +274,17 @@ class CachingAllocator:
         for block in sorted(
             (b for b in self._blocks.values() if b.is_whole_segment and b.size >= most), key=lambda b: -b.size
         ):
-            if self._has_room(segment_size(size)):
+            if self._fits_capacity(segment_size(size)):
                 return
             self._release(block)
 
     @property
-    def _collects(self) -> bool:
+    def _collects_garbage(self) -> bool:
         return self.settings.garbage_collection_threshold > 0 and self.settings.capacity is not None
 
     def _collect_garbage(self) -> None:
         """Above a share of the device's memory, whole large segments are given back, those first that lie longest."""
-        if not self._collects or self.settings.capacity is None:
+        if not self._collects_garbage or self.settings.capacity is None:
             return
         target = self.reserved - self.settings.garbage_collection_threshold * self.settings.capacity
         for _ in range(_OFTEN):
@@ -304,19 +304,19 @@ class CachingAllocator:
             unmapped.append(Block(self._next_address, 1 << 50, self._next_address, small, stream, mapped=False))
             self._next_address += 1 << 51
         gaps = sorted(unmapped, key=lambda block: block.address)
-        gap = next(gap for gap in gaps if gap.size + _free_before(gap) >= size)
-        free = gap.before if _free_before(gap) else None
+        gap = next(gap for gap in gaps if gap.size + _free_bytes_before(gap) >= size)
+        free = gap.before if _free_bytes_before(gap) else None
         missing = size - (0 if free is None else free.size)
-        step = _step(small)
+        step = _segment_step(small)
         length = min(gap.size, math.ceil(missing / step) * step)
-        if not self._has_room(length):
+        if not self._fits_capacity(length):
             return None
-        rest = self._cut(gap, gap.address + length)
+        remainder = self._split_at(gap, gap.address + length)
         unmapped.remove(gap)
-        if rest is not gap and rest.size:
-            unmapped.append(rest)
+        if remainder is not gap and remainder.size:
+            unmapped.append(remainder)
         gap.mapped = True
-        self._reserve(length)
+        self._count_reserved(length)
         return self._merge_with_neighbours(gap)
 
 
@@ -327,16 +327,16 @@ def segment_size(size: int) -> int:
     return LARGE_SEGMENT if size < _OWN_SEGMENT else -(-size // _ROUND_OWN) * _ROUND_OWN
 
 
-def _step(small: bool) -> int:
+def _segment_step(small: bool) -> int:
     return _SMALL_SEGMENT if small else LARGE_SEGMENT
 
 
-def _room(block: Block) -> int:
+def _size_with_unmapped_tail(block: Block) -> int:
     after = block.after
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
-def _free_before(gap: Block) -> int:
+def _free_bytes_before(gap: Block) -> int:
     before = gap.before
     return 0 if before is None or before.used else before.size
 

@@ -55,26 +55,26 @@ def parse_settings(text: str, capacity: int | None = None) -> Settings:
     for part in filter(None, re.split(r",(?![^\[]*\])", text.replace(" ", ""))):
         key, _, value = part.partition(":")
         if key not in _VALUES:
-            known = "is not simulated" if key in _NOT_SIMULATED else f"no setting of the caching allocator is '{key}'"
+            reason = "is not simulated" if key in _NOT_SIMULATED else f"no setting of the caching allocator is '{key}'"
             hint = f"on cuda PYTORCH_CUDA_ALLOC_CONF is simulated with: {', '.join(_VALUES)}"
-            raise UsageError(f"'{part}': {known}", hint)
+            raise UsageError(f"'{part}': {reason}", hint)
         if not re.fullmatch(_VALUES[key], value, re.IGNORECASE):
             raise UsageError(f"'{part}': {key} takes no '{value}'", "write it as in PYTORCH_CUDA_ALLOC_CONF")
         values[key] = value
     try:
         return Settings(
             values.get("expandable_segments", "").lower() == "true",
-            _split_size(values, "max_split_size_mb", None),
-            _split_size(values, "max_non_split_rounding_mb", LARGE_SEGMENT) or LARGE_SEGMENT,
-            _garbage_share(values.get("garbage_collection_threshold")),
-            _divisions(values.get("roundup_power2_divisions", "")),
+            _bytes_of_setting(values, "max_split_size_mb", None),
+            _bytes_of_setting(values, "max_non_split_rounding_mb", LARGE_SEGMENT) or LARGE_SEGMENT,
+            _garbage_threshold(values.get("garbage_collection_threshold")),
+            _roundup_divisions(values.get("roundup_power2_divisions", "")),
             capacity,
         )
     except ValueError as error:
         raise UsageError(f"'{text}': {error}", "write it as in PYTORCH_CUDA_ALLOC_CONF") from None
 
 
-def _split_size(values: Mapping[str, str], key: str, default: int | None) -> int | None:
+def _bytes_of_setting(values: Mapping[str, str], key: str, default: int | None) -> int | None:
     """Return a size in B; ValueError where it is smaller than torch allows."""
     if key not in values:
         return default
@@ -83,13 +83,13 @@ def _split_size(values: Mapping[str, str], key: str, default: int | None) -> int
     return int(values[key]) * _MIB
 
 
-def _garbage_share(text: str | None) -> float:
+def _garbage_threshold(text: str | None) -> float:
     if text is not None and not 0 < float(text) < 1:
         raise ValueError("garbage_collection_threshold lies between 0 and 1")
     return float(text or 0)
 
 
-def _divisions(text: str) -> tuple[int, ...]:
+def _roundup_divisions(text: str) -> tuple[int, ...]:
     """Return so many steps within each interval between powers of two, as torch reads them.
 
     The first boundary holds for all below it, any other for its own interval alone, and ">" for all above the last.
@@ -97,20 +97,20 @@ def _divisions(text: str) -> tuple[int, ...]:
     if not text:
         return ()
     if not text.startswith("["):
-        return (_power_of_two(int(text)),) * INTERVALS
+        return (_require_power_of_two(int(text)),) * INTERVALS
     divisions, last = [0] * INTERVALS, -1
     for place, (size, steps) in enumerate(part.split(":") for part in text.strip("[]").split(",")):
-        count = int(steps) and _power_of_two(int(steps))
+        count = int(steps) and _require_power_of_two(int(steps))
         if size == ">":
             divisions[last + 1 :] = [count] * (INTERVALS - last - 1)
             continue
-        last = min(_power_of_two(int(size)).bit_length() - 1, INTERVALS - 1)
+        last = min(_require_power_of_two(int(size)).bit_length() - 1, INTERVALS - 1)
         first = 0 if place == 0 else last
         divisions[first : last + 1] = [count] * (last + 1 - first)
     return tuple(divisions)
 
 
-def _power_of_two(number: int) -> int:
+def _require_power_of_two(number: int) -> int:
     if number.bit_count() != 1:
         raise ValueError(f"roundup_power2_divisions takes powers of two, which {number} is not")
     return number

@@ -43,7 +43,7 @@ def job_of(
     takes the model's own loss (an output with `loss`, or a scalar).
     """
     optimizers = _as_optimizers(optimizer)
-    _check(model, optimizers, make_batch)
+    _check_job_parts(model, optimizers, make_batch)
     counted = loss_of(loss)
     return Job(
         name or type(model).__name__,
@@ -95,7 +95,7 @@ def loss_of(loss: Any) -> Loss:
     """A function of (model, batch) from whatever users call a loss."""
     if loss is None:
         return _model_loss
-    if isinstance(loss, nn.Module) or _takes_outputs(loss):
+    if isinstance(loss, nn.Module) or _takes_outputs_and_targets(loss):
         return functools.partial(_loss_of_outputs, loss)
     if not callable(loss):
         raise UsageError(f"a loss of type {type(loss).__name__} cannot be called", "give a function loss(model, batch)")
@@ -159,8 +159,8 @@ class _UserJobParts:
             return self._last[3](model, batch)
 
     def _parts(self) -> JobParts:
-        model, optimizers, make_batch, loss = _parts(_call_user_function(self._function, self._name), self._name)
-        _check(model, optimizers, make_batch)
+        model, optimizers, make_batch, loss = _job_parts(_call_user_function(self._function, self._name), self._name)
+        _check_job_parts(model, optimizers, make_batch)
         return model, optimizers, make_batch, loss
 
 
@@ -200,7 +200,7 @@ def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{places[-1] if places else ''}"
 
 
-def _parts(result: Any, name: str) -> JobParts:
+def _job_parts(result: Any, name: str) -> JobParts:
     if isinstance(result, Mapping):
         missing = [key for key in ("model", "optimizer", "make_batch") if key not in result]
         if missing:
@@ -216,7 +216,7 @@ def _as_optimizers(optimizer: Any) -> tuple[Any, ...]:
     return tuple(optimizer) if isinstance(optimizer, (tuple, list)) else (optimizer,)
 
 
-def _check(model: Any, optimizers: tuple[Any, ...], make_batch: Any) -> None:
+def _check_job_parts(model: Any, optimizers: tuple[Any, ...], make_batch: Any) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}, not an nn.Module", _SHAPE)
     if not optimizers or not all(isinstance(optimizer, Optimizer) for optimizer in optimizers):
@@ -226,7 +226,7 @@ def _check(model: Any, optimizers: tuple[Any, ...], make_batch: Any) -> None:
         raise UsageError("make_batch cannot be called", "give a function of the number of samples that returns a batch")
 
 
-def _takes_outputs(loss: Any) -> bool:
+def _takes_outputs_and_targets(loss: Any) -> bool:
     """Return whether a function is one of (outputs, targets), as those of torch.nn.functional are."""
     try:
         names = list(inspect.signature(loss).parameters)

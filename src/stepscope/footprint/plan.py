@@ -159,7 +159,7 @@ class Search:
     """
 
     def __init__(self, question: JobQuestion) -> None:
-        self.simulator = Simulator(question.platform, question.kept, question.allocator)
+        self.simulator = Simulator(question.platform, question.calibration, question.allocator)
         try:
             self.plain = self.simulator.run(question.job, question.batch)
         except DryRunStopped as stop:
@@ -174,7 +174,7 @@ class Search:
         settings = replace(settings, allocator=self._question.allocator)
         if settings not in self._simulated:
             began = time.process_time()
-            self._simulated[settings] = self._run(settings)
+            self._simulated[settings] = self._run_variant(settings)
             self._took_s[settings] = time.process_time() - began
         return self._simulated[settings]
 
@@ -188,7 +188,7 @@ class Search:
         runs = {replace(choice, allocator=self._question.allocator) for choice in settings}
         return sum(self._took_s[run] for run in runs)
 
-    def _run(self, settings: Variant) -> tuple[LivePeak, float] | None:
+    def _run_variant(self, settings: Variant) -> tuple[LivePeak, float] | None:
         passes = min(settings.parts, _PASSES)
         job, small = replace(settings, parts=passes).apply(
             self._question.job, passes * self._question.batch // settings.parts
@@ -202,15 +202,15 @@ class Search:
 
     def candidate(self, settings: Variant, limit: Limit, step_time: StepTime | None) -> Candidate | None:
         """Return what a combination takes of a limit, and its seconds; None where it cannot be simulated."""
-        found = self.simulate(settings)
-        if found is None:
+        simulation = self.simulate(settings)
+        if simulation is None:
             return None
-        _, compute = found
+        _, compute = simulation
         process = functools.partial(self.process, settings)
         sure = not reasons_for_doubt(self._question) and not self.simulator.workspaces.not_modelled
         verdict, decides = worst_verdict(process, limit, sure)
         return Candidate(
-            settings, process(decides.account), verdict, compute, self._seconds(settings, compute, step_time)
+            settings, process(decides.account), verdict, compute, self._seconds_of_update(settings, compute, step_time)
         )
 
     def process(self, settings: Variant, account: str) -> ProcessPeak:
@@ -223,7 +223,9 @@ class Search:
         """Return the account by which such a combination is nearest to its limit."""
         return worst_verdict(functools.partial(self.process, settings), limit)[1].account
 
-    def _seconds(self, settings: Variant, compute: float, step_time: StepTime | None) -> tuple[float, float] | None:
+    def _seconds_of_update(
+        self, settings: Variant, compute: float, step_time: StepTime | None
+    ) -> tuple[float, float] | None:
         if step_time is None:
             return None
         low, high = step_time.of(self._question.batch, settings.parts)
@@ -238,7 +240,7 @@ class Search:
         again = sum(segment.flops for segment in self.plain.segments if segment.module in settings.recomputed)
         alone = self.simulate(Variant(change=settings.change))
         compute = (1.0 if alone is None else alone[1]) + (again / self.plain.flops if self.plain.flops else 0.0)
-        return price_of(settings, compute, self._seconds(settings, compute, step_time))
+        return price_of(settings, compute, self._seconds_of_update(settings, compute, step_time))
 
     @functools.cached_property
     def allocators(self) -> dict[str, Allocator]:
@@ -252,8 +254,8 @@ class Search:
         """Return every combination with one of these changes of the training."""
         most = _MOST_PARTS if self._question.job.loss is not None else 1
         parts = [n for n in range(1, most + 1) if self._question.batch % n == 0]
-        found = itertools.product(parts, self._recompute_choices, changes, self.allocators)
-        return [Variant(*choices) for choices in found]
+        fields = itertools.product(parts, self._recompute_choices, changes, self.allocators)
+        return [Variant(*values) for values in fields]
 
     @functools.cached_property
     def _recompute_choices(self) -> tuple[tuple[str, ...], ...]:
@@ -266,13 +268,13 @@ class Search:
     def smallest(self, change: str) -> list[Variant]:
         """Return the combinations that should take the least, in one pass and in most, with most recomputed."""
         saved = {segment.module: segment.saved_bytes for segment in self.plain.segments}
-        found = self.combinations((change,))
+        combinations = self.combinations((change,))
 
         def least(settings: Variant) -> int:
             return sum(saved.get(name, 0) for name in settings.recomputed)
 
-        ends = sorted({1, max(settings.parts for settings in found)})
-        return [max((choice for choice in found if choice.parts == parts), key=least) for parts in ends]
+        ends = sorted({1, max(settings.parts for settings in combinations)})
+        return [max((choice for choice in combinations if choice.parts == parts), key=least) for parts in ends]
 
 
 def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: Search | None = None) -> Plan:
@@ -285,27 +287,28 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: 
     if question.limit is None:
         raise UsageError("a plan is made for a limit", "say it with --memory, --board or --here")
     search = search or Search(question)
-    judged = _CandidateEvaluator(search, question.limit, step_time)
+    evaluator = _CandidateEvaluator(search, question.limit, step_time)
     combinations, time_over = list[Variant](), False
     for changes in (("",), changes_of(question)):
-        combinations = search.combinations(tuple(change for change in changes if judged.possible(change)))
-        if combinations and not _has_judged_cheapest(judged, combinations):
+        combinations = search.combinations(tuple(change for change in changes if evaluator.possible(change)))
+        if combinations and not _finds_cheapest_in_time(evaluator, combinations):
             time_over = True
-        if any(candidate is not None and _fits(candidate) for candidate in judged.known.values()):
+        if any(candidate is not None and _fits(candidate) for candidate in evaluator.candidates.values()):
             break
-    for settings in sorted(combinations, key=judged.expected):  # the trade beside the answer, while there is time
-        if judged.took_s > _PICTURE_S:
+    for settings in sorted(combinations, key=evaluator.expected):  # the trade beside the answer, while there is time
+        if evaluator.took_s > _PICTURE_S:
             break
-        judged.candidate_for(settings)
-    found = [candidate for candidate in judged.known.values() if candidate is not None]
-    if len(question.limit.all) > 1 and found:  # compared by one account
-        account = search.deciding_account((_best(found) or found[0]).settings, question.limit)
-        found = [replace(choice, process=search.process(choice.settings, account)) for choice in found]
-    chosen = _best(found)
-    complete = all(settings in judged.known for settings in combinations)
+        evaluator.candidate_for(settings)
+    candidates = [candidate for candidate in evaluator.candidates.values() if candidate is not None]
+    if len(question.limit.all) > 1 and candidates:  # compared by one account
+        account = search.deciding_account((_best(candidates) or candidates[0]).settings, question.limit)
+        candidates = [replace(choice, process=search.process(choice.settings, account)) for choice in candidates]
+    chosen = _best(candidates)
+    complete = all(settings in evaluator.candidates for settings in combinations)
     return Plan(
-        question.batch, chosen, tuple(_pareto_front(found)), tuple(found), step_time, complete, judged.took_s, time_over
-    )
+        question.batch, chosen, tuple(_pareto_front(candidates)), tuple(candidates), step_time, complete,
+        evaluator.took_s, time_over,
+    )  # fmt: skip
 
 
 def with_measured_times(plan: Plan, steps: Callable[[Variant], StepCost]) -> Plan:
@@ -316,7 +319,7 @@ def with_measured_times(plan: Plan, steps: Callable[[Variant], StepCost]) -> Pla
     `steps` raises StepscopeError where the training fails: another is chosen then, and where all of them fail the
     line's seconds stay.
     """
-    found, run = list(plan.candidates), list[Candidate]()
+    candidates, run = list(plan.candidates), list[Candidate]()
     failures: dict[Variant, str] = {}
     best = plan.chosen
     while best is not None and not best.timed and len(run) + len(failures) < _RUN:
@@ -324,13 +327,15 @@ def with_measured_times(plan: Plan, steps: Callable[[Variant], StepCost]) -> Pla
             wall_s = steps(best.settings).wall_s
         except StepscopeError as error:
             failures[best.settings] = f"real steps failed here of '{best.settings.words}': {error}"
-            best = _best(choice for choice in found if choice.settings not in failures)
+            best = _best(choice for choice in candidates if choice.settings not in failures)
             continue
         run.append(replace(best, seconds=(min(wall_s), max(wall_s)), timed=True))
-        found = [run[-1] if other == best else _with_corrected_seconds(other, best, run[-1]) for other in found]
-        best = _best(choice for choice in found if choice.settings not in failures)
+        candidates = [
+            run[-1] if other == best else _with_corrected_seconds(other, best, run[-1]) for other in candidates
+        ]
+        best = _best(choice for choice in candidates if choice.settings not in failures)
     return replace(
-        plan, chosen=_best(run) or plan.chosen, front=tuple(_pareto_front(found)), candidates=tuple(found),
+        plan, chosen=_best(run) or plan.chosen, front=tuple(_pareto_front(candidates)), candidates=tuple(candidates),
         failures=tuple(failures.values()),
     )  # fmt: skip
 
@@ -344,25 +349,25 @@ def _with_corrected_seconds(candidate: Candidate, by_line: Candidate, run: Candi
     return replace(candidate, seconds=(low * factor, high * factor))
 
 
-def _best(found: Iterable[Candidate]) -> Candidate | None:
+def _best(candidates: Iterable[Candidate]) -> Candidate | None:
     """Return the cheapest of those that fit most surely; one that changes the training only where no other fits."""
 
     def order(choice: Candidate) -> tuple[bool, int, float]:
         return bool(choice.settings.change), VERDICTS.index(choice.verdict), choice.price
 
-    return min((candidate for candidate in found if _fits(candidate)), key=order, default=None)
+    return min((candidate for candidate in candidates if _fits(candidate)), key=order, default=None)
 
 
 class _CandidateEvaluator:
     """Candidates under one limit, as far as they were simulated."""
 
     def __init__(self, search: Search, limit: Limit, step_time: StepTime | None) -> None:
-        self.known: dict[Variant, Candidate | None] = {}
+        self.candidates: dict[Variant, Candidate | None] = {}
         self._search, self._limit, self._step_time = search, limit, step_time
 
     @property
     def took_s(self) -> float:
-        return self._search.took_s(self.known)
+        return self._search.took_s(self.candidates)
 
     def expected(self, settings: Variant) -> float:
         if settings.change:
@@ -373,16 +378,16 @@ class _CandidateEvaluator:
         """The candidate; the dry run serves every allocator."""
         for name in self._search.allocators:
             same = replace(settings, allocator=name)
-            if same not in self.known:
-                self.known[same] = self._search.candidate(same, self._limit, self._step_time)
-        return self.known[settings]
+            if same not in self.candidates:
+                self.candidates[same] = self._search.candidate(same, self._limit, self._step_time)
+        return self.candidates[settings]
 
     def possible(self, change: str) -> bool:
         """Return whether one of the smallest combinations with this change fits under any allocator, or may."""
         allocators = self._search.allocators
         smallest = self._search.smallest(change)
-        found = [self.candidate_for(replace(choice, allocator=name)) for choice in smallest for name in allocators]
-        return any(candidate is None or _fits(candidate) for candidate in found)
+        candidates = [self.candidate_for(replace(choice, allocator=name)) for choice in smallest for name in allocators]
+        return any(candidate is None or _fits(candidate) for candidate in candidates)
 
     def fits(self, settings: Variant) -> bool:
         candidate = self.candidate_for(settings)
@@ -390,18 +395,18 @@ class _CandidateEvaluator:
 
     def fails(self, settings: Variant) -> bool:
         """Return whether it is known without another dry run that it does not fit."""
-        if settings in self.known:
+        if settings in self.candidates:
             return not self.fits(settings)
         like = replace(settings, parts=1)
-        known = (choice for choice in self.known if choice.parts > 1 and self.known[choice] is not None)
-        same = [choice for choice in known if replace(choice, parts=1) == like]
+        multipass = (choice for choice in self.candidates if choice.parts > 1 and self.candidates[choice] is not None)
+        same = [choice for choice in multipass if replace(choice, parts=1) == like]
         if settings.parts == 1:
             return False
         if any(choice.parts >= settings.parts and not self.fits(choice) for choice in same):
             return True
-        return self._by_line(settings, same)
+        return self._line_is_beyond_any_limit(settings, same)
 
-    def _by_line(self, settings: Variant, same: list[Variant]) -> bool:
+    def _line_is_beyond_any_limit(self, settings: Variant, same: list[Variant]) -> bool:
         """Whether a line in the samples of a pass, through the nearest that are known, is beyond a limit by far."""
         return any(self._line_is_beyond(single, settings, same) for single in self._limit.all)
 
@@ -416,19 +421,19 @@ class _CandidateEvaluator:
         return between > _BY_FAR * limit.bytes
 
 
-def _has_judged_cheapest(judged: _CandidateEvaluator, combinations: list[Variant]) -> bool:
+def _finds_cheapest_in_time(evaluator: _CandidateEvaluator, combinations: list[Variant]) -> bool:
     """Simulate in the order of expected prices until the cheapest that fits is known; False where time is over."""
     best: Candidate | None = None
     smallest = max(settings.parts for settings in combinations)
-    for settings in sorted(combinations, key=judged.expected):
-        if best is not None and judged.expected(settings) * _EXPECTED_WITHIN >= best.price:
+    for settings in sorted(combinations, key=evaluator.expected):
+        if best is not None and evaluator.expected(settings) * _EXPECTED_WITHIN >= best.price:
             break
-        if judged.took_s > _MOST_S:
+        if evaluator.took_s > _MOST_S:
             return False
-        if settings.parts > 1 and not judged.fails(settings):
+        if settings.parts > 1 and not evaluator.fails(settings):
             # Fails even this, then so do those with fewer, but for one.
-            judged.candidate_for(replace(settings, parts=smallest))
-        candidate = None if judged.fails(settings) else judged.candidate_for(settings)
+            evaluator.candidate_for(replace(settings, parts=smallest))
+        candidate = None if evaluator.fails(settings) else evaluator.candidate_for(settings)
         if candidate is not None and _fits(candidate) and (best is None or candidate.price < best.price):
             best = candidate
     return True
@@ -452,10 +457,10 @@ def _is_allocator_installed(allocator: str) -> bool:
     return True
 
 
-def _pareto_front(found: list[Candidate]) -> Iterator[Candidate]:
+def _pareto_front(candidates: list[Candidate]) -> Iterator[Candidate]:
     """Return the combinations that no other beats in both memory and price, smallest first."""
     best = float("inf")
-    for candidate in sorted(found, key=lambda choice: (choice.process.high, choice.price)):
+    for candidate in sorted(candidates, key=lambda choice: (choice.process.high, choice.price)):
         if candidate.price < best:
             best = candidate.price
             yield candidate

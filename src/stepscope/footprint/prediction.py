@@ -51,10 +51,11 @@ from stepscope.record.dry.dry_run import (
     model_of,
     preserve_rng_and_hide_warnings,
 )
+from stepscope.record.dry.platform import Platform, other_platform, this_platform
 from stepscope.record.dry.probes import OpCallRecorder, probe_in_child
 from stepscope.record.dry.storage_log import NO_SAVED_HOOKS, Reserve, StorageLog
 from stepscope.record.dry.user_objects import clear_caches_of_fakes, model_to_train
-from stepscope.record.dry.workspaces import Platform, Probed, Workspaces, other_platform, this_platform
+from stepscope.record.dry.workspaces import Probed, Workspaces
 from stepscope.units import bytes_, plural
 
 BF16_BOARDS = frozenset({"jetson_agx_orin", "jetson_orin_nx", "jetson_orin_nano", "jetson_thor", "apple"})
@@ -105,7 +106,7 @@ def question_of(
         requested_limit(memory, board, here=memory is None and board is None),
         allocator,
         platform=platform_of(board),
-        kept=device_measurements(board, allocator, job),
+        calibration=device_measurements(board, allocator, job),
         has_bf16=board_has_bf16(board),
         options=options,
     )
@@ -124,11 +125,11 @@ def device_measurements(board: str | None, allocator: str, job: Job | None) -> D
     """Return what is known of this machine, its empty process measured where it was not yet; of a board nothing is."""
     if board is not None:
         return DeviceCalibration()
-    kept = calibration.load_calibration(calibration.calibration_path())
+    measurements = calibration.load_calibration(calibration.calibration_path())
     of_layers = frozenset() if job is None else calibration.import_names_of_layers(model_of(job))
     of_home = calibration.imports_of_home(None if job is None else job.home)
     environment = calibration.measured_environment(allocator, of_layers | (of_home or frozenset()))
-    return replace(kept, environment=environment, imports_known=of_home is not None)
+    return replace(measurements, environment=environment, imports_known=of_home is not None)
 
 
 def requested_limit(memory: float | str | None, board: str | None, here: bool, account: str = RESIDENT) -> Limit | None:
@@ -163,7 +164,7 @@ class JobQuestion:
     limit: Limit | None = None
     allocator: str = "default"
     platform: Platform = field(default_factory=this_platform)
-    kept: DeviceCalibration = field(default_factory=DeviceCalibration)
+    calibration: DeviceCalibration = field(default_factory=DeviceCalibration)
     has_bf16: bool | None = None  # None: as this machine
     options: bool = True
     largest: bool = True
@@ -174,7 +175,7 @@ def predict_fit(question: JobQuestion) -> FitResult:
     if question.batch < 1:
         raise UsageError(f"a batch of {question.batch} samples cannot be trained", "use --batch 1 or more")
     began = time.perf_counter()
-    simulator = Simulator(question.platform, question.kept, question.allocator)
+    simulator = Simulator(question.platform, question.calibration, question.allocator)
     try:
         plain = simulator.run(question.job, question.batch)
         if simulator.workspaces.uncovered and question.platform == this_platform():
@@ -184,10 +185,10 @@ def predict_fit(question: JobQuestion) -> FitResult:
         raise UsageError(f"{question.job.name}: {stop.reason}", "use a batch that its data have") from stop
     except DryRunStopped as stop:
         clear_caches_of_fakes()  # real tensors are trained now
-        found = _measured_answer(question, simulator, stop)
+        answer = _answer_by_real_steps(question, simulator, stop)
     else:
-        found = _dry_answer(question, simulator, plain)
-    return replace(found, seconds=time.perf_counter() - began)
+        answer = _answer_by_dry_run(question, simulator, plain)
+    return replace(answer, seconds=time.perf_counter() - began)
 
 
 def _probe_uncovered_ops(question: JobQuestion, simulator: Simulator) -> Simulator:
@@ -197,73 +198,77 @@ def _probe_uncovered_ops(question: JobQuestion, simulator: Simulator) -> Simulat
     """
     book = OpCallRecorder(simulator.workspaces, question.batch, set(simulator.workspaces.uncovered))
     dry_run(question.job, question.batch, book, steps=1)
-    found = _probe(book)
-    question.kept.probed.update(found)
-    return Simulator(question.platform, question.kept, question.allocator)
+    probed_sizes = _probe_and_save(book)
+    question.calibration.probed.update(probed_sizes)
+    return Simulator(question.platform, question.calibration, question.allocator)
 
 
-def _probe(book: OpCallRecorder) -> dict[str, Probed]:
+def _probe_and_save(book: OpCallRecorder) -> dict[str, Probed]:
     """Run the ops of a book in a child process; what came of it is kept for this device."""
-    found = probe_in_child(book.calls)
-    if found:
+    probed_sizes = probe_in_child(book.calls)
+    if probed_sizes:
         path = calibration.calibration_path()
         stored = calibration.load_calibration(path)
         with contextlib.suppress(StepscopeError):
-            calibration.save_calibration(replace(stored, probed={**stored.probed, **found}), path)
-    return found
+            calibration.save_calibration(replace(stored, probed={**stored.probed, **probed_sizes}), path)
+    return probed_sizes
 
 
-def _probed_size_lookup(found: Mapping[str, Probed]) -> Callable[[str, int], int | None]:
-    return lambda call, samples: found[call].bytes(samples) if call in found else None
+def _probed_size_lookup(probed_sizes: Mapping[str, Probed]) -> Callable[[str, int], int | None]:
+    return lambda call, samples: probed_sizes[call].bytes(samples) if call in probed_sizes else None
 
 
-def _dry_answer(question: JobQuestion, simulator: Simulator, plain: DryRun) -> FitResult:
+def _answer_by_dry_run(question: JobQuestion, simulator: Simulator, plain: DryRun) -> FitResult:
     job = question.job
     live = live_peak(plain.log)
     not_modelled = {name: count for name, count in simulator.workspaces.not_modelled.items() if count}
-    found = _make_result(simulator, live, question.limit, [*reasons_for_doubt(question), *_without_rule(not_modelled)])
-    slope = _slope(simulator, job, question.batch, live)
+    answer = _make_result(
+        simulator, live, question.limit, [*reasons_for_doubt(question), *_doubt_about_workspaces(not_modelled)]
+    )
+    slope = _bytes_per_sample(simulator, job, question.batch, live)
     sure, likely = (
         simulator.largest(job, question.limit, question.batch, {question.batch: live})
         if question.limit is not None and question.largest
         else (None, None)
     )
-    options = tuple(_options(question, simulator, plain, found)) if question.options else ()
+    options = tuple(_memory_options(question, simulator, plain, answer)) if question.options else ()
     return replace(
-        found, name=job.name, batch=question.batch, largest_batch=sure, likely_batch=likely, bytes_per_sample=slope,
-        options=options, not_modelled=not_modelled, notes=tuple(_notes(question, plain)), ops=plain.log.ops,
+        answer, name=job.name, batch=question.batch, largest_batch=sure, likely_batch=likely, bytes_per_sample=slope,
+        options=options, not_modelled=not_modelled, notes=tuple(_notes_of_dry_run(question, plain)), ops=plain.log.ops,
         events=plain.events(),
     )  # fmt: skip
 
 
 def _make_result(simulator: Simulator, live: LivePeak, limit: Limit | None, unsure: Sequence[str]) -> FitResult:
     """The answer of a live peak: the process by the account that decides, and the verdict."""
-    said, decides = None, limit
+    verdict, decides = None, limit
     if limit is not None:
-        said, decides = worst_verdict(
+        verdict, decides = worst_verdict(
             lambda account: simulator.peak_of_process(live, account=account), limit, not unsure
         )
     process = simulator.peak_of_process(live, account=RESIDENT if decides is None else decides.account)
     return FitResult(
         "", 0, words.DRY_RUN, live, process, simulator.allocator_name, simulator.workspaces.platform.name, decides,
-        said, unsure=tuple(unsure),
+        verdict, unsure=tuple(unsure),
     )  # fmt: skip
 
 
 def reasons_for_doubt(question: JobQuestion) -> list[str]:
     """Reasons why a yes can be no more than likely."""
     on_gpu = question.platform.kind == "cuda"
-    reasons = [] if question.kept.environment.measured or (on_gpu and question.platform.known) else [NOT_MEASURED]
-    if not question.kept.imports_known:
+    reasons = (
+        [] if question.calibration.environment.measured or (on_gpu and question.platform.is_known) else [NOT_MEASURED]
+    )
+    if not question.calibration.imports_known:
         reasons.append("what this program imports is not in the empty process that was measured")
-    if not question.platform.known:
+    if not question.platform.is_known:
         reasons.append("the kernels of that processor were not measured")
     if on_gpu:
         reasons.append("what CUDA's kernels and context take was compared with one GPU alone, an H100")
     return reasons
 
 
-def _without_rule(ops: Iterable[str]) -> list[str]:
+def _doubt_about_workspaces(ops: Iterable[str]) -> list[str]:
     names = ", ".join(sorted(ops))
     return [f"workspaces are not known of {names}"] if names else []
 
@@ -271,17 +276,17 @@ def _without_rule(ops: Iterable[str]) -> list[str]:
 NOT_MEASURED = "the empty process was not measured where this will run: run fit there"
 
 
-def _measured_answer(question: JobQuestion, simulator: Simulator, stop: DryRunStopped) -> FitResult:
+def _answer_by_real_steps(question: JobQuestion, simulator: Simulator, stop: DryRunStopped) -> FitResult:
     line = _measure_small_batches(question.job, question.batch, simulator.reserve)
     live = line.at(question.batch)
     itself = question.batch in (line.small[0], line.large[0])
     reason = "kernels' workspaces are not in it" if itself else "it is extrapolated from small batches"
-    found = _make_result(simulator, live, question.limit, [*reasons_for_doubt(question), reason])
+    answer = _make_result(simulator, live, question.limit, [*reasons_for_doubt(question), reason])
     notes = ("kernels' workspaces are not in it", "no options: they are simulated by dry runs")
     return replace(
-        found, name=question.job.name, batch=question.batch,
+        answer, name=question.job.name, batch=question.batch,
         method=words.ITS_BATCH if itself else words.SMALL_BATCHES,
-        largest_batch=None if question.limit is None else _largest_on(line, simulator, question.limit),
+        largest_batch=None if question.limit is None else _largest_batch_on_line(line, simulator, question.limit),
         bytes_per_sample=round(line.bytes_per_sample), stopped=str(stop), notes=notes,
     )  # fmt: skip
 
@@ -300,7 +305,7 @@ def _measure_small_batches(job: Job, batch: int, reserve: Reserve | None) -> Bat
         raise StepscopeError(f"{job.name} fails on real tensors too: {text}", "run a step of it by itself") from error
 
 
-def _largest_on(line: BatchLine, simulator: Simulator, limit: Limit) -> int:
+def _largest_batch_on_line(line: BatchLine, simulator: Simulator, limit: Limit) -> int:
     def of(single: Limit) -> int:
         def peak(batch: int) -> int:
             return simulator.peak_of_process(line.at(batch), account=single.account).high
@@ -310,15 +315,15 @@ def _largest_on(line: BatchLine, simulator: Simulator, limit: Limit) -> int:
     return min(of(single) for single in limit.all)
 
 
-def _options(question: JobQuestion, simulator: Simulator, plain: DryRun, as_it_is: FitResult) -> list[Option]:
+def _memory_options(question: JobQuestion, simulator: Simulator, plain: DryRun, as_it_is: FitResult) -> list[Option]:
     live = as_it_is.live
-    found = [
+    options = [
         _allocator_option(simulator, as_it_is, question.limit, name)
         for name in ALLOCATORS
         if name != simulator.allocator.name and not simulator.on_gpu
     ]
     if simulator.on_gpu and _EXPANDABLE not in question.allocator:
-        found.append(_expandable_option(question, plain, as_it_is))
+        options.append(_expandable_option(question, plain, as_it_is))
     has_bf16 = question.platform.native_bf16 if question.has_bf16 is None else question.has_bf16
     for way in ways(question.job, question.batch, plain, has_bf16):
         try:
@@ -327,17 +332,17 @@ def _options(question: JobQuestion, simulator: Simulator, plain: DryRun, as_it_i
             continue  # this model cannot be changed so: an activation in place that backward needs, for example
         changed, compute = live_peak(run.log), run.flops / plain.flops if plain.flops else 1.0
         process = partial(simulator.peak_of_process, changed, None, live)
-        option = _option(way.name, changed, process, as_it_is, question.limit, (way.price, compute))
+        option = _changed_memory_option(way.name, changed, process, as_it_is, question.limit, (way.price, compute))
         if is_worth_showing(as_it_is.process.middle, option.process.middle):
-            found.append(option)
-    return sorted((option for option in found if option.gain > 0), key=lambda option: -option.gain)
+            options.append(option)
+    return sorted((option for option in options if option.gain > 0), key=lambda option: -option.gain)
 
 
 def _allocator_option(simulator: Simulator, as_it_is: FitResult, limit: Limit | None, name: str) -> Option:
     low, high = ALLOCATORS[name].time
     price = f"CPU time x {low:.2g} to {high:.2g}; {ALLOCATORS[name].how}"
-    process = partial(_under, simulator, as_it_is.live, name)
-    return _option(f"allocator: {name}", as_it_is.live, process, as_it_is, limit, (price, 1.0))
+    process = partial(_process_under_allocator, simulator, as_it_is.live, name)
+    return _changed_memory_option(f"allocator: {name}", as_it_is.live, process, as_it_is, limit, (price, 1.0))
 
 
 _EXPANDABLE = "expandable_segments:True"
@@ -346,18 +351,21 @@ _EXPANDABLE = "expandable_segments:True"
 def _expandable_option(question: JobQuestion, plain: DryRun, as_it_is: FitResult) -> Option:
     """Return the option of segments that grow (expandable_segments), for the same run."""
     text = _EXPANDABLE if question.allocator == "default" else f"{question.allocator},{_EXPANDABLE}"
-    simulator = Simulator(question.platform, question.kept, text)
+    simulator = Simulator(question.platform, question.calibration, text)
     plain.log.reserve = partial(reserved_of, settings=parse_settings(text))
     grown = live_peak(plain.log)
-    process, price = partial(_under, simulator, grown, "default"), (f"PYTORCH_CUDA_ALLOC_CONF={text}", 1.0)
-    return _option(f"allocator: {_EXPANDABLE}", grown, process, as_it_is, question.limit, price)
+    process, price = (
+        partial(_process_under_allocator, simulator, grown, "default"),
+        (f"PYTORCH_CUDA_ALLOC_CONF={text}", 1.0),
+    )
+    return _changed_memory_option(f"allocator: {_EXPANDABLE}", grown, process, as_it_is, question.limit, price)
 
 
-def _under(simulator: Simulator, live: LivePeak, allocator: str, account: str) -> ProcessPeak:
+def _process_under_allocator(simulator: Simulator, live: LivePeak, allocator: str, account: str) -> ProcessPeak:
     return simulator.peak_of_process(live, ALLOCATORS[allocator], account=account)
 
 
-def _option(
+def _changed_memory_option(
     name: str, live: LivePeak, process: Callable[[str], ProcessPeak], as_it_is: FitResult, limit: Limit | None,
     costs: tuple[str, float],
 ) -> Option:  # fmt: skip
@@ -369,7 +377,7 @@ def _option(
     return Option(name, live.bytes, peak, verdict, gain, gain / before, *costs)
 
 
-def _slope(simulator: Simulator, job: Job, batch: int, live: LivePeak) -> int | None:
+def _bytes_per_sample(simulator: Simulator, job: Job, batch: int, live: LivePeak) -> int | None:
     """Live bytes that one more sample takes, near this batch."""
     more = max(batch + 1, round(batch * 1.25))
     try:
@@ -381,21 +389,21 @@ def _slope(simulator: Simulator, job: Job, batch: int, live: LivePeak) -> int | 
 _LENGTH_MADE_UP = "the largest of whole numbers in the data is asked for, and made up: sizes that follow from it"
 
 
-def _made_up_note(looks: int) -> str:
+def _note_of_made_up_values(looks: int) -> str:
     often = plural(looks, "time")
     return f"the loop reads values of tensors ({often}, as loss.item() does): a dry run has none and made them up"
 
 
-def _notes(question: JobQuestion, plain: DryRun) -> list[str]:
+def _notes_of_dry_run(question: JobQuestion, plain: DryRun) -> list[str]:
     notes = []
-    if plain.log.looks:
-        notes.append(_made_up_note(plain.log.looks))
+    if plain.log.value_reads:
+        notes.append(_note_of_made_up_values(plain.log.value_reads))
     parameters = sum(s.bytes for s in plain.log.storages if s.category == "parameter")
     limit = question.limit
     if limit is not None and parameters > limit.bytes:
         notes.append("the parameters alone are larger than the limit: no batch can fit")
     if question.platform.kind == "cuda":
-        where = "of the GPU" if question.platform.known else "of the board: GPU and host share it"
+        where = "of the GPU" if question.platform.is_known else "of the board: GPU and host share it"
         notes.append(
             f"memory {where}; the caching allocator is simulated on the step's requests; workspaces of cuDNN and cuBLAS"
             " and the CUDA context are intervals; a data set on the GPU is not in it"
@@ -502,16 +510,16 @@ def predict_script_fit(
     watched = dry_run_script(target, arguments, book)
     logs = [watched.log] if watched.later is None else [watched.log, watched.later]
     if environment is not None and book.calls:
-        size_of = _probed_size_lookup(_probe(book))
+        size_of = _probed_size_lookup(_probe_and_save(book))
         for log in logs:
             log.set_probed_sizes(size_of)
     log, live, reached = _log_with_higher_peak(logs)
     if environment is None:
-        kept = DeviceCalibration(environment=UNMEASURED)
+        measurements = DeviceCalibration(environment=UNMEASURED)
     else:
-        known = calibration.load_calibration(calibration.calibration_path())
-        kept = replace(known, environment=environment(watched.imports))
-    simulator = Simulator(platform, kept, allocator)
+        stored = calibration.load_calibration(calibration.calibration_path())
+        measurements = replace(stored, environment=environment(watched.imports))
+    simulator = Simulator(platform, measurements, allocator)
     simulator.loading, simulator.allocator = watched.loading, simulator.allocator.for_script()
     not_modelled = {name: count for name, count in workspaces.not_modelled.items() if count}
     unsure = [
@@ -519,25 +527,25 @@ def predict_script_fit(
         *(f"not followed: {call}" for call in watched.missed),
         *(f"followed once, not seen to be reached: {side}" for side in watched.forced if reached),
         *([] if environment is None else _shared_memory_warning(watched.loading)),
-        *([_LENGTH_MADE_UP] if any(log.lengths_asked for log in logs) else []),
+        *([_LENGTH_MADE_UP] if any(log.length_requests for log in logs) else []),
         *([_ON_A_GPU] if any(storage.device.startswith("cuda") for storage in log.storages) else []),
-        *_without_rule(not_modelled),
+        *_doubt_about_workspaces(not_modelled),
     ]
-    found = _make_result(simulator, live, limit, unsure)
+    answer = _make_result(simulator, live, limit, unsure)
     options = [
-        _allocator_option(simulator, found, limit, name) for name in ALLOCATORS if name != simulator.allocator.name
+        _allocator_option(simulator, answer, limit, name) for name in ALLOCATORS if name != simulator.allocator.name
     ]
     notes = ["the batch is the script's own: for the largest batch and more ways, give module:function"]
-    if log.looks:
-        notes.append(_made_up_note(log.looks))
+    if log.value_reads:
+        notes.append(_note_of_made_up_values(log.value_reads))
     if watched.presumed:
         where = ", ".join(watched.presumed)
         notes.append(f"taken to hold, since it fails with rounds omitted or values made up: the assertion at {where}")
     if watched.rest_unknown:
-        said = found.verdict if found.verdict in (None, NO_FIT) else words.CANNOT_TELL
-        found, options = replace(found, at_least=True, verdict=said), []
+        verdict = answer.verdict if answer.verdict in (None, NO_FIT) else words.CANNOT_TELL
+        answer, options = replace(answer, at_least=True, verdict=verdict), []
     return replace(
-        found, name=Path(target).stem, method=words.DRY_RUN if watched.stopped is None else words.OWN_BATCH,
+        answer, name=Path(target).stem, method=words.DRY_RUN if watched.stopped is None else words.OWN_BATCH,
         options=tuple(option for option in options if option.gain > 0), stopped=watched.stopped,
         not_modelled=not_modelled, notes=tuple(notes), ops=log.ops,
         seconds=watched.seconds, scenes=scene_peaks(log), events=log.frame(), simulator=simulator,

@@ -80,11 +80,11 @@ def _train_batch_in_child(command: list[str], batch: int, predicted: ProcessPeak
     except subprocess.TimeoutExpired:
         return Trial(batch, None, f"took longer than {_TIMEOUT_S:.0f} s", predicted)
     if process.returncode:
-        return Trial(batch, None, _why(process), predicted)
+        return Trial(batch, None, _reason_of_failure(process), predicted)
     return Trial(batch, int(json.loads(process.stdout.splitlines()[-1])["peak_bytes"]), None, predicted)
 
 
-def _why(process: subprocess.CompletedProcess[str]) -> str:
+def _reason_of_failure(process: subprocess.CompletedProcess[str]) -> str:
     if process.returncode < 0:
         return (
             "killed by the kernel, as when memory runs out"
@@ -104,7 +104,7 @@ def train_in_child(command: Sequence[str], allocator: str, wrapped: Sequence[str
     except subprocess.TimeoutExpired:
         raise StepscopeError(f"took longer than {_TIMEOUT_S:.0f} s", "give a smaller batch") from None
     if process.returncode:
-        raise StepscopeError(_why(process), "give a smaller batch")
+        raise StepscopeError(_reason_of_failure(process), "give a smaller batch")
     return StepCost(**json.loads(process.stdout.splitlines()[-1]))
 
 
@@ -205,7 +205,9 @@ def trade_allocators(
     """Each allocator in turns, in child processes that run `command`; the first is the default."""
     costs = compare_allocators(command, rounds=rounds, progress=progress)
     return [
-        AllocatorTrade(cost, _interval(answer, simulator, cost.allocator), _within(cost.peak_high, answer.limit))
+        AllocatorTrade(
+            cost, _process_interval(answer, simulator, cost.allocator), _keeps_limit(cost.peak_high, answer.limit)
+        )
         for cost in costs
     ]
 
@@ -221,24 +223,24 @@ def trade_frame(trades: Sequence[AllocatorTrade]) -> pl.DataFrame:
     """Return measured allocators as a frame: allocator, peak_mb, peak_low, peak_high, step_ms, step_low, step_high."""
     costs = [trade.cost for trade in trades if trade.cost.peak_bytes is not None]
     rows = [
-        (cost.allocator, *_scaled(1e-6, cost.peak_bytes, cost.peak_low, cost.peak_high),
-         *_scaled(1e3, cost.step_s, cost.step_low_s, cost.step_high_s))
+        (cost.allocator, *_scale_values(1e-6, cost.peak_bytes, cost.peak_low, cost.peak_high),
+         *_scale_values(1e3, cost.step_s, cost.step_low_s, cost.step_high_s))
         for cost in costs
     ]  # fmt: skip
     names = ("peak_mb", "peak_low", "peak_high", "step_ms", "step_low", "step_high")
     return pl.DataFrame(rows, schema={"allocator": pl.String, **dict.fromkeys(names, pl.Float64)}, orient="row")
 
 
-def _scaled(factor: float, *values: float | None) -> list[float | None]:
+def _scale_values(factor: float, *values: float | None) -> list[float | None]:
     return [None if value is None else value * factor for value in values]
 
 
-def _interval(answer: FitResult, simulator: Simulator, name: str) -> tuple[int, int]:
+def _process_interval(answer: FitResult, simulator: Simulator, name: str) -> tuple[int, int]:
     allocator = simulator.allocator if simulator.allocator.name == name else ALLOCATORS[name]
     process = simulator.peak_of_process(answer.live, allocator)
     return process.low, process.high
 
 
-def _within(peak: int | None, limit: Limit | None) -> bool | None:
+def _keeps_limit(peak: int | None, limit: Limit | None) -> bool | None:
     """Return whether a resident peak keeps a limit; None where another account decides, which it says nothing of."""
     return None if peak is None or limit is None or limit.account != RESIDENT else peak <= limit.bytes

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stepscope.analysis.memory.limits import PAGED_IN, Limit, ProcessPeak
+from stepscope.record.dry.platform import Platform
 from stepscope.record.dry.storage_log import StorageLog
-from stepscope.record.dry.workspaces import Platform
 
 if TYPE_CHECKING:
     from stepscope.footprint.plan import Plan
@@ -216,7 +216,7 @@ def kernel_code(log: StorageLog) -> KernelCode:
 
 def code_bytes(kernels: KernelCode | None, platform: Platform) -> tuple[int, int]:
     """Least and most, B; the same wide interval for every model where the platform is not the one that was measured."""
-    if kernels is None or not platform.block or not platform.known:
+    if kernels is None or not platform.block or not platform.is_known:
         return PAGED_IN
     size = _ALWAYS + kernels.backward_kernels * _A_BACKWARD_KERNEL + round(_PACKED * kernels.packed_weights)
     if kernels.bf16:

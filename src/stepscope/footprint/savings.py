@@ -39,8 +39,8 @@ def ways(job: Job, batch: int, plain: DryRun, has_bf16: bool) -> Iterator[Memory
         price = "none where every layer keeps the format; other layers copy"
         yield keep(name="channels-last", change=transforms.channels_last, price=price)
     yield from _accumulation_savings(job, batch)
-    yield from _checkpoints(keep, plain)
-    yield from _optimizers(keep)
+    yield from _checkpoint_savings(keep, plain)
+    yield from _optimizer_savings(keep)
     if has_bf16:
         yield keep(name="bf16 throughout", change=transforms.bf16, price="8 bits of precision; small updates are lost")
     yield keep(
@@ -72,14 +72,14 @@ def chosen_segments(segments: tuple[Segment, ...], forward_flops: int) -> list[s
     chosen: list[str] = []
     spent = 0
     for segment in candidates:
-        related = any(_within(segment.module, c) or _within(c, segment.module) for c in chosen)
+        related = any(_is_module_within(segment.module, c) or _is_module_within(c, segment.module) for c in chosen)
         if segment.module in parents and not related and spent + segment.flops <= most:
             chosen.append(segment.module)
             spent += segment.flops
     return chosen
 
 
-def _within(inner: str, outer: str) -> bool:
+def _is_module_within(inner: str, outer: str) -> bool:
     return inner == outer or inner.startswith(f"{outer}.")
 
 
@@ -97,7 +97,7 @@ def _accumulation_savings(job: Job, batch: int) -> Iterator[MemorySaving]:
         )
 
 
-def _checkpoints(keep: Callable[..., MemorySaving], plain: DryRun) -> Iterator[MemorySaving]:
+def _checkpoint_savings(keep: Callable[..., MemorySaving], plain: DryRun) -> Iterator[MemorySaving]:
     price = "forward of them runs twice; glibc's default heap loses up to half of the gain"
     yield keep(name="checkpoint the repeated blocks", change=transforms.checkpointed_blocks, price=price)
     root_flops = sum(s.flops for s in plain.segments if "." not in s.module)
@@ -108,7 +108,7 @@ def _checkpoints(keep: Callable[..., MemorySaving], plain: DryRun) -> Iterator[M
         yield keep(name=f"checkpoint {len(chosen)} chosen layers", change=transforms.checkpointed(chosen), price=price)
 
 
-def _optimizers(keep: Callable[..., MemorySaving]) -> Iterator[MemorySaving]:
+def _optimizer_savings(keep: Callable[..., MemorySaving]) -> Iterator[MemorySaving]:
     kinds = (
         ("SGD without momentum", transforms.replace_optimizer(torch.optim.SGD, lr=1e-3)),
         ("SGD with momentum", transforms.replace_optimizer(torch.optim.SGD, lr=1e-3, momentum=0.9)),

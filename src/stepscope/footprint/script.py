@@ -84,7 +84,7 @@ def dry_run_script(target: str, arguments: Sequence[str], hidden: Rule) -> Scrip
     if not Path(target).is_file():
         raise script_not_found_error(target)
     began = time.perf_counter()
-    follower = Follower(StorageLog(hidden, value_of=_number), target, fake=True)
+    follower = Follower(StorageLog(hidden, value_of=_made_up_number), target, fake=True)
     stopped = None
     try:
         follower.run(arguments)
@@ -117,7 +117,7 @@ def _follow_unseen_branches(watched: ScriptLog, before: Follower, arguments: Seq
     """
     forced, left_s = dict(before.loops.unseen), _MOST_FOR_ANOTHER_S
     while forced and left_s > 0:
-        again = Follower(StorageLog(hidden, value_of=_number), before.target, True, SecondPass(forced, left_s))
+        again = Follower(StorageLog(hidden, value_of=_made_up_number), before.target, True, SecondPass(forced, left_s))
         with (
             contextlib.suppress(DryRunStopped, StepscopeError),
             Path(os.devnull).open("w", encoding="utf-8") as nowhere,
@@ -190,7 +190,7 @@ class Follower:
                 self._time_limit.interrupt_at_limit(), arrays_of_fakes(self._count_value_read),
                 count_joined_arrays(self.progress),
             ):  # fmt: skip
-                self._execute()
+                self._execute_script()
             self.whole = True
         except TimeLimitReached as end:
             self._give_up(end)
@@ -232,7 +232,7 @@ class Follower:
         """Return what its loaders of data and its arrays take."""
         return replace(self._loaders.loading, arrays=self._memory.arrays, earlier=self._memory.earlier)
 
-    def _execute(self) -> None:
+    def _execute_script(self) -> None:
         """Run the script as `python script` would, with its loops cut."""
         code = self.loops.rewriter.transform(Path(self._path).read_bytes(), self._path, of_module=False)
         module = types.ModuleType("__main__")
@@ -251,11 +251,11 @@ class Follower:
             sys.modules["__main__"] = plain
             clear_module_objects(module)
 
-    def _line_of(self, error: BaseException) -> str:
+    def _script_line_of_error(self, error: BaseException) -> str:
         """Return "line 5: " or "line 5 of net.py: ", of the user's own line that an error passed last; "" of none."""
-        return self._line_in(reversed(traceback.extract_tb(error.__traceback__)))
+        return self._script_line_in_frames(reversed(traceback.extract_tb(error.__traceback__)))
 
-    def _line_in(self, frames: Iterable[traceback.FrameSummary]) -> str:
+    def _script_line_in_frames(self, frames: Iterable[traceback.FrameSummary]) -> str:
         for frame in frames:
             if frame.filename == self._path:
                 return f"line {frame.lineno}: "
@@ -265,20 +265,22 @@ class Follower:
 
     def _note_impossible_op(self, op: str) -> None:
         stack = traceback.StackSummary.extract(traceback.walk_stack(sys._getframe(1)), limit=None, lookup_lines=False)
-        self._impossible.append(f"{self._line_in(stack)}{op}")
+        self._impossible.append(f"{self._script_line_in_frames(stack)}{op}")
 
     def _note_whole_number(self) -> None:
         """Say where a whole number that is made up becomes a size."""
         for frame, line in traceback.walk_stack(sys._getframe(1)):
             if (frame.f_code.co_filename, line) in self.loops.rewriter.size_lines:
-                place = self._line_in([traceback.FrameSummary(frame.f_code.co_filename, line, "", lookup_line=False)])
+                place = self._script_line_in_frames(
+                    [traceback.FrameSummary(frame.f_code.co_filename, line, "", lookup_line=False)]
+                )
                 self.progress.note_missed(f"sizes that follow from a number which is made up, at {place[:-2]}")
                 return
             if is_foreign(frame.f_code.co_filename):
                 return
 
     def _count_value_read(self) -> None:
-        self.log.looks += 1
+        self.log.value_reads += 1
 
     def _handle_error(self, error: Exception) -> None:
         over = time_limit_cause(error)
@@ -288,13 +290,13 @@ class Follower:
             if isinstance(error, NEEDS_NUMBERS):
                 del self._impossible[-1:]  # of this one it is said that it ended the script
             reason = (str(error).splitlines() or [""])[0]
-            self._handle_stopped_dry_run(f"{self._line_of(error)}{type(error).__name__}: {reason}", error)
+            self._handle_stopped_dry_run(f"{self._script_line_of_error(error)}{type(error).__name__}: {reason}", error)
         else:
             hint = f"python {self.target} shows it in full"
             if isinstance(error, EOFError):
                 hint = f"it reads standard input: stepscope fit {self.target} < FILE gives it some"
             raise StepscopeError(
-                f"'{self.target}' fails by itself: {self._line_of(error)}{type(error).__name__}: {error}",
+                f"'{self.target}' fails by itself: {self._script_line_of_error(error)}{type(error).__name__}: {error}",
                 hint,
             ) from error
 
@@ -364,9 +366,9 @@ class Follower:
         if not self._fake and self.progress.updates >= STEPS:
             self.progress.note_missed(f"what comes after {STEPS} updates, since fake tensors cannot run it")
             return True
-        return self._exhausted()
+        return self._has_followed_enough()
 
-    def _exhausted(self) -> bool:
+    def _has_followed_enough(self) -> bool:
         """Return whether it was followed for long enough; then what comes is missed."""
         over = self._time_limit.used >= self._time_limit.most_s
         if self.progress.updates < self.progress.allowed and not over:
@@ -383,6 +385,6 @@ class Follower:
 _EVALUATES = re.compile(rb"no_grad|inference_mode|\.eval\(|evaluat|validat|\.test\(")
 
 
-def _number(tensor: Tensor) -> Any:
+def _made_up_number(tensor: Tensor) -> Any:
     """A made-up number: more than none, so that a first result is the best so far, and is saved."""
     return made_up_number(tensor) or (0 if tensor.dtype == torch.bool else 1)

@@ -146,14 +146,14 @@ class Loops:
 
     def _presume_assertion(self, place: str) -> bool:
         """Return whether an assertion that fails may hold in a training: it may count rounds or look at a loss."""
-        presumed = self._progress.omitted_any or bool(self._progress.omitted_batches) or self._log.looks > 0
+        presumed = self._progress.omitted_any or bool(self._progress.omitted_batches) or self._log.value_reads > 0
         if presumed and place not in self.presumed:
             self.presumed.append(place)
         return presumed
 
     def _leaves(self, number: int, *values: Callable[[], Any]) -> bool:
         """Return whether a loop is left where a number says so; one that may be made up ends no training."""
-        if not (self._progress.updates and self._log.looks and self.rewriter.trains(number)):
+        if not (self._progress.updates and self._log.value_reads and self.rewriter.trains(number)):
             return True
         return not any(isinstance(_value(value), float) for value in values)
 

@@ -39,7 +39,7 @@ def _size_names(
 ) -> tuple[set[str], set[int]]:
     """Return names of a scope that become sizes, and the lines at which they, and sizes themselves, are worked out."""
     parts = list(_parts_of_scope(scope))
-    sizes = [size for part in parts for size in _sizes_in(part, functions, sized)]
+    sizes = [size for part in parts for size in _sizes_in(part, functions, sized) if not isinstance(size, ast.Constant)]
     names = {name for size in sizes for name in _worked_out_of(size)}
     lines = {line for size in sizes for line in range(size.lineno, (size.end_lineno or size.lineno) + 1)}
     values = [pair for part in parts for pair in _assigned_values(part)]

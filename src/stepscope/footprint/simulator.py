@@ -35,8 +35,9 @@ from stepscope.footprint.cuda_settings import Settings, parse_settings
 from stepscope.footprint.result import PRODUCTS, Holder, LivePeak, ScenePeak, code_bytes, kernel_code
 from stepscope.record.dry import Job, Optimizers
 from stepscope.record.dry.dry_run import Change, DryRun, DryRunStopped, dry_run
+from stepscope.record.dry.platform import Platform
 from stepscope.record.dry.storage_log import Storage, StorageLog, peak_of
-from stepscope.record.dry.workspaces import Platform, Workspaces
+from stepscope.record.dry.workspaces import Workspaces
 
 # A training as a GPU would dispatch it, and what it takes of the GPU's memory beside its tensors.
 #
@@ -106,7 +107,7 @@ def _autocast_of_cuda() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _not_overridden() -> Iterator[None]:
+def _call_not_overridden() -> Iterator[None]:
     """Let the next function of torch.nn.functional that asks whether a mode takes its place go on itself."""
     plain: Any = nn.functional.has_torch_function  # type: ignore[attr-defined]
 
@@ -125,12 +126,12 @@ class _CudaDispatchMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is nn.functional.multi_head_attention_forward:
-            with self, _not_overridden():  # for what its body calls: a mode is off while it is asked
+            with self, _call_not_overridden():  # for what its body calls: a mode is off while it is asked
                 return func(*args, **kwargs)
         if func is nn.functional.dropout:
-            given = {**dict(zip(_DROPOUT, args, strict=False)), **kwargs}
-            if given.get("training", True) and 0 < given.get("p", 0.5) < 1 and not given.get("inplace"):
-                return torch.native_dropout(given["input"], given.get("p", 0.5), True)[0]
+            arguments = {**dict(zip(_DROPOUT, args, strict=False)), **kwargs}
+            if arguments.get("training", True) and 0 < arguments.get("p", 0.5) < 1 and not arguments.get("inplace"):
+                return torch.native_dropout(arguments["input"], arguments.get("p", 0.5), True)[0]
         if func is nn.functional.scaled_dot_product_attention:
             return func(**{**dict(zip(_ATTENTION, args, strict=False)), **kwargs, "dropout_p": 0.0})
         return func(*args, **kwargs)
@@ -145,7 +146,7 @@ def reserved_of(log: StorageLog, settings: Settings) -> tuple[int, int]:
 
     cuDNN and cuBLAS decide how much they take: the log is replayed with the least and with the most of it.
     """
-    events = [(number, sign) for _, _, number, sign in log.events if not _on_host(log.storages[number])]
+    events = [(number, sign) for _, _, number, sign in log.events if not _is_on_host(log.storages[number])]
     threads = _THREADS if any(storage.op in PRODUCTS for storage in log.storages) else 0
     ends = []
     for bound, cublas in zip(("low", "high"), _CUBLAS, strict=True):
@@ -156,7 +157,7 @@ def reserved_of(log: StorageLog, settings: Settings) -> tuple[int, int]:
     return round(_RESERVED_LESS * min(ends)), round(_RESERVED_MORE * max(ends)) + _RESERVED_SEGMENT
 
 
-def _on_host(storage: Storage) -> bool:
+def _is_on_host(storage: Storage) -> bool:
     return storage.category == "optimizer" and storage.bytes <= _SCALAR
 
 
@@ -224,20 +225,20 @@ class LoaderMemory:
 class Simulator:
     """Dry runs of one question, and what their live bytes mean for a process."""
 
-    def __init__(self, platform: Platform, kept: DeviceCalibration, allocator: str) -> None:
+    def __init__(self, platform: Platform, calibration: DeviceCalibration, allocator: str) -> None:
         self.on_gpu = platform.kind == "cuda"
         self.allocator = allocator_of("default" if self.on_gpu else allocator)
         self.allocator_name = allocator
         settings = parse_settings("" if allocator == "default" else allocator) if self.on_gpu else None
         self.reserve = None if settings is None else partial(reserved_of, settings=settings)
-        self.workspaces = Workspaces(platform, kept.probed)
-        self._kept = kept
+        self.workspaces = Workspaces(platform, calibration.probed)
+        self._calibration = calibration
         self.loading = LoaderMemory()
 
     @property
     def measured(self) -> bool:
         """Return whether the environment of the training is known from a measurement."""
-        return self._kept.environment.measured
+        return self._calibration.environment.measured
 
     def run(self, job: Job, batch: int, change: Change | None = None) -> DryRun:
         """A dry run; DryRunStopped where it cannot be made."""
@@ -250,9 +251,9 @@ class Simulator:
     def _process_on_gpu(self, live: LivePeak, reserved: tuple[int, int]) -> ProcessPeak:
         """What a GPU's memory holds: segments and context. A board has one memory, also for the host's process."""
         beyond = (reserved[0] - live.low, reserved[1] - live.high)
-        if self.workspaces.platform.known:
+        if self.workspaces.platform.is_known:
             return ProcessPeak((live.low, live.high), beyond, CONTEXT, (0, 0))
-        host, context = self._kept.environment.resident, CONTEXT_OF_A_BOARD
+        host, context = self._calibration.environment.resident, CONTEXT_OF_A_BOARD
         beside = (host[0] + context[0], host[1] + context[1])
         return ProcessPeak((live.low, live.high), beyond, beside, LIBRARIES_ON_HOST)
 
@@ -271,11 +272,11 @@ class Simulator:
             return self._process_on_gpu(live, live.reserved)
         by = allocator or self.allocator
         if by.holes and live.code is not None and live.code.recomputes:
-            by = _recomputing(by, live, plain)
+            by = _allocator_when_recomputing(by, live, plain)
         most = max(live.high, live.high_in_heap) if by.holes else live.high
         if most > _PARTLY_TOUCHED * live.high:
             by = replace(by, low=1.0)
-        low, high = self._kept.widened_by_errors(live.low, most)
+        low, high = self._calibration.widened_by_errors(live.low, most)
         platform = self.workspaces.platform
         code = code_bytes(live.code, platform)
         if account in (ADDRESSES, DATA):  # what is asked for counts, touched or not
@@ -283,7 +284,7 @@ class Simulator:
             code = (code[0], code[1] + _ADDRESSES_OF_A_KERNEL * (live.code.backward_kernels if live.code else 0))
         if account == CHARGED:
             code = (round(_CODE_WITHOUT_FILE * code[0]), code[1] + round(_PAGE_TABLES * high))
-        environment, loading = self._kept.environment, self.loading
+        environment, loading = self._calibration.environment, self.loading
         own, hole, mark = environment.of(account), live.largest_hole, live.heap_mark
         peak = process_peak((low, high), live.mapped, by, own, code, hole, mark)
         alone = account in (ADDRESSES, DATA)
@@ -295,17 +296,17 @@ class Simulator:
         """The worst of the verdicts under a limit and those beside it."""
         return worst_verdict(lambda account: self.peak_of_process(live, allocator, None, account), limit, sure)[0]
 
-    def largest(self, job: Job, limit: Limit, start: int, known: dict[int, LivePeak] | None = None) -> tuple[int, int]:
+    def largest(self, job: Job, limit: Limit, start: int, peaks: dict[int, LivePeak] | None = None) -> tuple[int, int]:
         """The largest batches that surely and that likely fit: the interval's upper end with a margin, its middle.
 
         known: live peaks by batch, to which those of its own dry runs are added.
         """
-        known = {} if known is None else known
+        peaks = {} if peaks is None else peaks
 
         def peak(batch: int, account: str) -> ProcessPeak:
-            if batch not in known:
-                known[batch] = live_peak(self.run(job, batch).log)
-            return self.peak_of_process(known[batch], account=account)
+            if batch not in peaks:
+                peaks[batch] = live_peak(self.run(job, batch).log)
+            return self.peak_of_process(peaks[batch], account=account)
 
         def runs(batch: int) -> bool:
             with contextlib.suppress(DryRunStopped):
@@ -319,8 +320,8 @@ class Simulator:
         first = max(1, start // unit)
         # batch statistics of a single pixel need two samples, and what was asked for is known to run
         smallest = next((count for count in (1, 2) if runs(count * unit)), first)
-        found = [_largest(of_units, single, first, smallest) for single in limit.all]
-        return unit * min(sure for sure, _ in found), unit * min(likely for _, likely in found)
+        batches = [_largest_sure_and_likely(of_units, single, first, smallest) for single in limit.all]
+        return unit * min(sure for sure, _ in batches), unit * min(likely for _, likely in batches)
 
 
 def _batch_multiple(runs: Callable[[int], bool], start: int) -> int:
@@ -331,7 +332,7 @@ def _batch_multiple(runs: Callable[[int], bool], start: int) -> int:
     return next((unit for unit in (*powers, start) if runs(unit) and runs(start + unit)), 1)
 
 
-def _recomputing(by: Allocator, live: LivePeak, plain: LivePeak | None) -> Allocator:
+def _allocator_when_recomputing(by: Allocator, live: LivePeak, plain: LivePeak | None) -> Allocator:
     """Return an allocator that gives hardly anything back: what the second forward keeps lies in between."""
     low = by.low - _FEWER_HOLES
     if plain is None:
@@ -345,7 +346,9 @@ def _recomputing(by: Allocator, live: LivePeak, plain: LivePeak | None) -> Alloc
 _NO_SUCH_BATCH = 1 << 62  # B: fits nowhere
 
 
-def _largest(peak: Callable[[int, str], ProcessPeak], limit: Limit, start: int, smallest: int) -> tuple[int, int]:
+def _largest_sure_and_likely(
+    peak: Callable[[int, str], ProcessPeak], limit: Limit, start: int, smallest: int
+) -> tuple[int, int]:
     by = limit.account
 
     def of(batch: int, end: str) -> int:
@@ -366,28 +369,28 @@ _LARGEST_HOLDERS = 20
 
 def live_peak(log: StorageLog) -> LivePeak:
     """The first moment with the most live bytes; ValueError where nothing was ever alive."""
-    found = peak(log.frame())
-    if found is None:
+    moment = peak(log.frame())
+    if moment is None:
         raise ValueError("a step without a tensor has no peak")
-    tensors = found.tensors
+    tensors = moment.tensors
     by_module = tensors.drop_nulls("module").group_by("module").agg(pl.col("bytes").sum())
     largest = tensors.head(_LARGEST_HOLDERS).select("bytes", "category", "module", "op", "shape")
     return LivePeak(
-        found.bytes,
+        moment.bytes,
         peak_of(log, "low"),
         peak_of(log, "high"),
-        _mapped(log),
-        found.op or "",
-        found.module,
-        found.phase or "",
-        found.step,
-        _bytes_by(found.categories, "category"),
+        _most_mapped_bytes(log),
+        moment.op or "",
+        moment.module,
+        moment.phase or "",
+        moment.step,
+        _bytes_by(moment.categories, "category"),
         _bytes_by(by_module, "module"),
         tuple(Holder(*row) for row in largest.rows()),
         kernel_code(log),
         _largest_hole(log),
         peak_of(log, _in_heap),
-        _heap_mark(log),
+        _heap_and_mapped_at_peak(log),
         peak_of(log, "least"),
         peak_of(log, "most"),
         None if log.reserve is None else log.reserve(log),
@@ -414,7 +417,7 @@ def scene_peaks(log: StorageLog) -> tuple[ScenePeak, ...]:
     return tuple(most.values())
 
 
-def _mapped(log: StorageLog) -> int:
+def _most_mapped_bytes(log: StorageLog) -> int:
     """Return what is resident at the peak of blocks that glibc maps one by one, B."""
     alive = most = mapped = at_peak = 0
     for _, _, number, sign in log.events:
@@ -433,10 +436,10 @@ def _largest_hole(log: StorageLog) -> int:
     return max(whole, default=0)
 
 
-def _heap_mark(log: StorageLog) -> tuple[int, int]:
+def _heap_and_mapped_at_peak(log: StorageLog) -> tuple[int, int]:
     """The most that lay in glibc's heap, and what is mapped then or later, where both together are most, B."""
     heap = mark = mapped = 0
-    found = (0, 0)
+    largest = (0, 0)
     for _, _, number, sign in log.events:
         storage = log.storages[number]
         if storage.bytes < ALWAYS_MAPPED:
@@ -444,8 +447,8 @@ def _heap_mark(log: StorageLog) -> tuple[int, int]:
             mark = max(mark, heap)
         else:
             mapped += sign * storage.high
-        found = max(found, (mark, mapped), key=sum)
-    return found
+        largest = max(largest, (mark, mapped), key=sum)
+    return largest
 
 
 def _in_heap(storage: Storage) -> int:
@@ -468,12 +471,12 @@ def largest_batch(peak: Peak, limit: float, start: int, smallest: int = 1) -> in
     Peaks do not fall with the batch, so once a batch fits and the next does not, that is the answer. Each question is
     a dry run; the line through two of them brings the third within a few samples.
     """
-    known: dict[int, int] = {}
+    peaks: dict[int, int] = {}
 
     def of(batch: int) -> int:
-        if batch not in known:
-            known[batch] = peak(batch)
-        return known[batch]
+        if batch not in peaks:
+            peaks[batch] = peak(batch)
+        return peaks[batch]
 
     if of(smallest) > limit:
         return 0
@@ -488,18 +491,18 @@ def largest_batch(peak: Peak, limit: float, start: int, smallest: int = 1) -> in
             high = guess
         halved = 2 * (high - low) <= width
         guess = (
-            _line_crossing(known, limit, low, high)
-            if halved or high > MOST or len(known) < _LINES
+            _batch_at_limit_on_line(peaks, limit, low, high)
+            if halved or high > MOST or len(peaks) < _LINES
             else (low + high) // 2
         )
     return low
 
 
-def _line_crossing(known: dict[int, int], limit: float, low: int, high: int) -> int:
+def _batch_at_limit_on_line(peaks: dict[int, int], limit: float, low: int, high: int) -> int:
     """The last batch below the limit on the line through the two nearest to it, or the one after if that is known."""
-    first, second = sorted(sorted(known, key=lambda batch: abs(known[batch] - limit))[:2])
-    slope = (known[second] - known[first]) / (second - first)
+    first, second = sorted(sorted(peaks, key=lambda batch: abs(peaks[batch] - limit))[:2])
+    slope = (peaks[second] - peaks[first]) / (second - first)
     if slope <= 0:
         return 2 * low if high > MOST else (low + high) // 2
-    met = int((limit - known[first]) / slope + first)
+    met = int((limit - peaks[first]) / slope + first)
     return met + 1 if met <= low else met

@@ -65,14 +65,14 @@ class TimeLimit:
         elif now - self._busy_at > _IDLE_S:
             why = "it waits for something"
         if why is not None:
-            raise TimeLimitReached(why, self._line(frame or sys._getframe(1)))
+            raise TimeLimitReached(why, self._script_line(frame or sys._getframe(1)))
         return True
 
     def _tick(self, _number: int, frame: Any) -> None:
-        if self._line(frame) is not None:  # not on its way out, which is ours
+        if self._script_line(frame) is not None:  # not on its way out, which is ours
             self.check(frame)
 
-    def _line(self, frame: Any) -> int | None:
+    def _script_line(self, frame: Any) -> int | None:
         while frame is not None and frame.f_code.co_filename != self._target:
             frame = frame.f_back
         return None if frame is None else frame.f_lineno
@@ -89,13 +89,13 @@ class TimeLimit:
         threading.Thread.start = started  # type: ignore[method-assign,assignment]
         time.sleep = lambda seconds: sleep(0)
         try:
-            with self._timer():
+            with self._interval_timer():
                 yield
         finally:
             threading.Thread.start, time.sleep = start, sleep  # type: ignore[method-assign]
 
     @contextlib.contextmanager
-    def _timer(self) -> Iterator[None]:
+    def _interval_timer(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
             yield
             return

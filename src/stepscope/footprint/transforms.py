@@ -43,7 +43,7 @@ def bf16(model: nn.Module, optimizers: Optimizers) -> Optimizers:
             if buffer is not None:
                 module._buffers[name] = _to_bf16(buffer)
     model.register_forward_pre_hook(_convert_inputs(_to_bf16), with_kwargs=True)
-    model.register_forward_hook(_out_in_float)
+    model.register_forward_hook(_output_to_float)
     return _replace_parameters(model, optimizers, _to_bf16)
 
 
@@ -76,7 +76,7 @@ def checkpointed(segments: Collection[str]) -> Change:
     def change(model: nn.Module, optimizers: Optimizers) -> Optimizers:
         for name, module in model.named_modules():
             if name in segments:
-                module.forward = functools.partial(_recompute, module.forward)
+                module.forward = functools.partial(_forward_with_checkpoint, module.forward)
         return optimizers
 
     return change
@@ -144,7 +144,7 @@ VARIANTS: dict[str, Change] = {
 }
 
 
-def _recompute(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _forward_with_checkpoint(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
@@ -209,7 +209,7 @@ def _convert_inputs(convert: Callable[[Tensor], Tensor]) -> Callable[..., tuple[
     return hook
 
 
-def _out_in_float(_module: nn.Module, _args: Any, output: Any) -> Any:
+def _output_to_float(_module: nn.Module, _args: Any, output: Any) -> Any:
     return output.float() if isinstance(output, Tensor) and output.dtype == torch.bfloat16 else output
 
 

@@ -116,7 +116,7 @@ class CallSamples:
         if axis is None and self._telling[number] and not (witness and witness.sizes):
             axis = 0
         if witness is not None:
-            self._learn(number, shape, axis)
+            self._remember_axis(number, shape, axis)
         self._count_along_axis(axis, number, shape)
 
     def _is_sure(self, number: int, shape: tuple[Any, ...]) -> bool:
@@ -124,7 +124,7 @@ class CallSamples:
         plain = all(type(n) is int for n in shape)
         return plain and self._axis_of_shape.get((number, shape), (None, 0))[1] >= _SURE
 
-    def _learn(self, number: int, shape: tuple[Any, ...], axis: int | None) -> None:
+    def _remember_axis(self, number: int, shape: tuple[Any, ...], axis: int | None) -> None:
         """Remember what a call with an input of this shape told."""
         if all(type(n) is int for n in shape) and len(self._axis_of_shape) < _MOST_SHAPES:
             before, times = self._axis_of_shape.get((number, shape), (axis, 0))
@@ -146,7 +146,7 @@ class CallSamples:
         with torch._C.DisableTorchFunction():
             tensor = first_tensor(output)
             batched = tensor is not None and first_dimension(tensor) == size
-        self._learn(number, (size,), 0 if batched else None)
+        self._remember_axis(number, (size,), 0 if batched else None)
         self._count_vector(number, size, batched)
 
     def _count_vector(self, number: int, size: int, batched: bool) -> None:

@@ -40,7 +40,7 @@ def results_table(table: pl.DataFrame, caption: str = "") -> Table:
         *([Column("Setting", False, of=lambda row: setting_words(row, several), fold=True)] if several else []),
         number_column("Batch", "batch", str, missing="own"),
         *([text_column("board", "board", fold=True)] if "board" in table.columns else []),
-        *map(_measured_column, measured_columns(table)),
+        *map(_column_with_interval, measured_columns(table)),
         Column(
             "Status",
             False,
@@ -57,7 +57,7 @@ def _status_style(status: str) -> str:
     return _COLOURS.get(status, "yellow")
 
 
-def _measured_column(column: tuple[str, str, Any]) -> Column:
+def _column_with_interval(column: tuple[str, str, Any]) -> Column:
     title, name, form = column
     return Column(title, of=lambda row: Cell(with_interval(row, name, form), row[name]), fold=True)
 

@@ -34,6 +34,7 @@ from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.analysis.time.tables import steps_with_costs
 from stepscope.runfolder import COMMUNICATION, MODULE_CALL
+from stepscope.runfolder.computation import main_computation
 from stepscope.units import duration, number, percent, si
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ _DOUBTFUL = 0.2  # of the time of an operator; a run that was off by more named 
 _BUSY, _IDLE = 0.8, 0.5  # of an accelerator
 _LAUNCHING = 0.15  # of the step in operators that launch kernels: with less, an accelerator is no part of the training
 _DOUBTED = 0.4  # of the operators' time faster than its ceilings: from here on these are of other work
+_RECORD_AGAIN = "record it again: a run states now what it computes in, and is held against ceilings of that"
 _UNRECORDED = (
     "find out why torch.profiler records no kernels of the accelerator: CUPTI needs the right to read performance "
     "counters, which containers and shared servers withhold; of MPS it has none",
@@ -310,11 +312,8 @@ def _busy_accelerator_causes(
         reached = float(work[column].sum()) / len(steps) / busy_s
         near = Evidence(f"its kernels reach {si(reached, unit)} of {si(peak, unit)}", reached / peak, source="ceilings")
         if reached >= BEYOND * peak:
-            return (
-                [],
-                f"{near.text}: its ceilings were measured in another number format",
-                (ceilings_remedy(run, "cuda"),),
-            )
+            remedy = () if main_computation(run.meta) else (_RECORD_AGAIN,)
+            return [], f"{near.text}: its ceilings were measured in another number format", remedy
         if reached >= _REACHED * peak:
             causes += notable_cause(bound, name, Estimate(busy), used, near)
             why = f"{near.text} where they run, and they run in {percent(busy, 0)} of the step"

@@ -52,7 +52,7 @@ class Program:
 
     def sentence(self, letter: str) -> str:
         """Return what differs, or that nothing does; empty where that is not known."""
-        parts = [*self._layers(), *self._totals(), *self._operators()]
+        parts = [*self._layers(), *self._flops_texts(), *self._operators()]
         if parts:
             return f"{letter}'s step differs from A's: {'; '.join(parts)}."
         if self.calls is None:
@@ -79,7 +79,7 @@ class Program:
             named = [f"{change.name} {_count_text(change.other)} (A: {_count_text(change.first)})" for change in sized]
             yield f"other parameters in {_abbreviated(named)}"
 
-    def _totals(self) -> Iterator[str]:
+    def _flops_texts(self) -> Iterator[str]:
         for change in self.changes_of_kind("FLOPs"):
             yield f"{si(change.other or 0.0, 'FLOP')} (A: {si(change.first or 0.0, 'FLOP')})"
 

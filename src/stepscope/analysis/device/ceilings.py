@@ -114,7 +114,7 @@ def why_no_ceilings(run: RunReader, device: str = "this device") -> str:
     if computation is not None:
         of = "none are measured in it" if limits is None else f"the ceilings in this run are of {limits.precision}"
         return f"most FLOPs of this training are in {computation.precision}, and {of}"
-    if limits is None:
+    if limits is None or not _is_measured_under_load(limits):  # they are of another device
         return f"the ceilings of {device} were not measured"
     waited = percent(limits.run_queue_share or 0.0, 0)
     return f"the ceilings of {device} are withheld: their probe waited for a CPU core in {waited} of its time"

@@ -489,7 +489,7 @@ _FEWEST = 60
 
 
 @dataclass(frozen=True)
-class _AgeErrors:
+class _MisfitByReadingAge:
     """Squared error of each reading (ages, M), W^2, were it so old; `since`: stamps from the first on, s."""
 
     since: Floats
@@ -514,7 +514,7 @@ def find_conversion_clock(
     nominal: period, s, and `near` how far it may be off, as a share."""
     if readings.count < _FEWEST:
         return None
-    misfits = _age_errors(timeline, readings, model, watts, nominal)
+    misfits = _misfit_by_reading_age(timeline, readings, model, watts, nominal)
     usual = _YOUNGEST * nominal
 
     def error(period: float, phase: Floats, count: int) -> Floats:
@@ -527,7 +527,7 @@ def find_conversion_clock(
     return UpdateClock.even(float(readings.stamp[0]) + phase, period)
 
 
-def _extra_delay_s(misfits: _AgeErrors, period: float, phase: float, usual: float) -> float:
+def _extra_delay_s(misfits: _MisfitByReadingAge, period: float, phase: float, usual: float) -> float:
     """By how much later than found the values come, s, with the conversions where they are.
 
     The first fit knows the mean age only roughly: what came a little before or after a wrong instant would be taken
@@ -540,9 +540,9 @@ def _extra_delay_s(misfits: _AgeErrors, period: float, phase: float, usual: floa
     return float(shifts[int(np.argmin(errors))])
 
 
-def _age_errors(
+def _misfit_by_reading_age(
     timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats, nominal: float
-) -> _AgeErrors:
+) -> _MisfitByReadingAge:
     """Of ages about the mean one, which the first fit has found: a period to either side and some more."""
     assert model.width is not None, "a gauge has one width"
     centre = model.lag + (model.width + model.hold) / 2 + model.rc
@@ -552,4 +552,4 @@ def _age_errors(
     sharp = [SensorModel(begin + (row + 0.5) * step - window / 2, window) for row in range(_AGES)]
     error = np.array([(readings.watts - predict_readings(timeline, readings, other, watts)) ** 2 for other in sharp])
     usual = float(np.median(error[round((0.5 + _YOUNGEST) / _REACH * _AGES)]))
-    return _AgeErrors(readings.stamp - readings.stamp[0], np.minimum(error, _CLIP * usual), step)
+    return _MisfitByReadingAge(readings.stamp - readings.stamp[0], np.minimum(error, _CLIP * usual), step)

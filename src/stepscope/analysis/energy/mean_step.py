@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analysis.energy.rails import Energy
-from stepscope.analysis.estimate import mean_interval
+from stepscope.analysis.estimate import Estimate, mean_over_time, ratio_of_sums
 from stepscope.analysis.time.steps import FEW, timed_steps
-from stepscope.arrays import Floats
 from stepscope.runfolder import RunReader
 
 Row = tuple[float | None, float | None, float | None]
@@ -35,11 +34,12 @@ class MeanStep:
         """Return those of the steps that the step time is taken from."""
         steps = timed_steps(run)[0]
         lengths = steps["length_ns"].to_numpy().astype(np.float64) / 1e9
-        length_s, samples = float(lengths.mean()), samples_per_step(run)
-        apart = None if samples is None else lengths - steps["samples"].to_numpy() * (length_s / samples)
-        error = _ci_half_width(lengths) / length_s if len(lengths) >= FEW else None
-        of_sample = _ci_half_width(apart) / length_s if apart is not None and len(apart) >= FEW else None
-        return cls(length_s, samples, error, of_sample)
+        samples = samples_per_step(run)
+        if len(lengths) < FEW:
+            return cls(float(lengths.mean()), samples, None, None)
+        counts = None if samples is None else steps["samples"].to_numpy().astype(np.float64)
+        of_sample = None if counts is None else _relative_half_width(ratio_of_sums(lengths, counts))
+        return cls(float(lengths.mean()), samples, _relative_half_width(mean_over_time(lengths)), of_sample)
 
     def energy(self, power: Energy) -> Row:
         """Return the energy of a step, J, and the ends of its 95 % CI: of the power and of the mean length."""
@@ -54,9 +54,11 @@ class MeanStep:
         )
 
 
-def _ci_half_width(values: Floats) -> float:
-    mean, _, high = mean_interval(values)
-    return high - mean
+def _relative_half_width(estimate: Estimate | None) -> float | None:
+    """Half width of a CI as a share of the value: the wider side, since means of stretches lie apart from it."""
+    if estimate is None or estimate.low is None or estimate.high is None or estimate.value <= 0:
+        return None
+    return max(estimate.high - estimate.value, estimate.value - estimate.low) / estimate.value
 
 
 def samples_per_step(run: RunReader) -> float | None:

@@ -24,7 +24,8 @@ from stepscope.footprint.chart_data import TRAINING as DRY_TRAINING
 from stepscope.footprint.chart_data import inference_job, step_series
 from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
-from stepscope.record.dry.workspaces import Workspaces, this_platform
+from stepscope.record.dry.platform import this_platform
+from stepscope.record.dry.workspaces import Workspaces
 from stepscope.runfolder import PHASES
 from stepscope.units import category_label
 

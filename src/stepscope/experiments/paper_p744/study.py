@@ -19,7 +19,8 @@ from stepscope.experiments.paper_p744 import LENET, MOBILENET, RESNET, PaperP744
 from stepscope.footprint.chart_data import INFERENCE, TRAINING, inference_job
 from stepscope.footprint.jobs import workload_job
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
-from stepscope.record.dry.workspaces import Workspaces, this_platform
+from stepscope.record.dry.platform import this_platform
+from stepscope.record.dry.workspaces import Workspaces
 from stepscope.units import category_label
 
 

@@ -228,7 +228,7 @@ def setting_costs(trainings: Sequence[TrainingRun], target_loss: float | None = 
     groups: dict[TrainingSetting, list[TrainingRun]] = {}
     for training in trainings:
         groups.setdefault(training.setting, []).append(training)
-    return [_cost_of_setting(setting, group, target_loss) for setting, group in groups.items()]
+    return [_summary_of_setting(setting, group, target_loss) for setting, group in groups.items()]
 
 
 def best_settings(costs: Sequence[SettingCost], quantities: Sequence[Quantity] = QUANTITIES) -> list[BestSetting]:
@@ -254,7 +254,7 @@ def _ties(best: SettingCost, having: Sequence[SettingCost], quantity: Quantity) 
     return tuple(cost for cost in others if overlap(cost.values[quantity], top))
 
 
-def _cost_of_setting(setting: TrainingSetting, group: Sequence[TrainingRun], target: float | None) -> SettingCost:
+def _summary_of_setting(setting: TrainingSetting, group: Sequence[TrainingRun], target: float | None) -> SettingCost:
     well = [training for training in group if training.status == OK]
     counted = Counter(training.status for training in group)
     status = OK if len(well) == len(group) else ", ".join(f"{name} {count}" for name, count in counted.items())

@@ -105,15 +105,15 @@ def compare_allocators(
                 continue
             progress(f"{name}, round {number + 1} of {rounds}")
             try:
-                costs[name].append(_child(command, child_environment(name, root), name, timeout_s))
+                costs[name].append(_step_cost_in_child(command, child_environment(name, root), name, timeout_s))
             except StepscopeError as error:
                 if name == "default":
                     raise
                 missing[name] = ": ".join(filter(None, [str(error), error.hint]))
-    return [_summary(name, costs[name], missing.get(name)) for name in names]
+    return [_cost_summary(name, costs[name], missing.get(name)) for name in names]
 
 
-def _child(command: Sequence[str], environment: dict[str, str], name: str, timeout_s: float) -> StepCost:
+def _step_cost_in_child(command: Sequence[str], environment: dict[str, str], name: str, timeout_s: float) -> StepCost:
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
@@ -123,12 +123,12 @@ def _child(command: Sequence[str], environment: dict[str, str], name: str, timeo
     try:
         return StepCost(**json.loads(ended.stdout.splitlines()[-1]))
     except (IndexError, ValueError, TypeError):
-        said = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        reason = "it was killed, most likely for memory" if ended.returncode == -9 else said
+        last_line = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        reason = "it was killed, most likely for memory" if ended.returncode == -9 else last_line
         raise StepscopeError(f"the training under {name} failed (exit code {ended.returncode}): {reason}") from None
 
 
-def _summary(name: str, costs: list[StepCost], missing: str | None) -> AllocatorCost:
+def _cost_summary(name: str, costs: list[StepCost], missing: str | None) -> AllocatorCost:
     if not costs:
         return AllocatorCost(name, missing=missing)
     peaks, times = [cost.peak_bytes for cost in costs], [cost.step_s for cost in costs]

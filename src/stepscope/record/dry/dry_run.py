@@ -92,10 +92,10 @@ def _run_on_fakes(
     mode = FakeMode()
     log = StorageLog(tally, value_of=made_up_number, sees_saved=sees_saved)
     with preserve_rng_and_hide_warnings(), _explain_failures(log):
-        model, optimizers = _built(job, mode)
+        model, optimizers = _build_on_fakes(job, mode)
         with mode:
             optimizers = optimizers if change is None else change(model, optimizers)
-            inputs = _faked(job.batch(batch), mode)
+            inputs = _fake_nest(job.batch(batch), mode)
             _check_samples(job, batch, inputs)
             log.adopt_model(model)
             for optimizer in optimizers:
@@ -105,7 +105,7 @@ def _run_on_fakes(
             with log:
                 for log.step in range(steps):
                     job.step(model, optimizers, inputs)
-    return DryRun(batch, log, tally.total // steps, time.perf_counter() - began, _segments(log, tally, steps))
+    return DryRun(batch, log, tally.total // steps, time.perf_counter() - began, _recompute_segments(log, tally, steps))
 
 
 class FlopTally:
@@ -146,32 +146,32 @@ def copy_on_fake(model: nn.Module, optimizers: Optimizers, mode: FakeTensorMode)
     What a model holds beside them is in both, where it is data or can have no copy.
     """
     memo: dict[int, Any] = {}
-    in_both = _types_in_both()
+    in_both = _types_not_copied()
     for module in model.modules():
         for value in tree_leaves(vars(module)):
-            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and _is_data(value):
-                memo[id(value)] = _fake(value, mode)
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and _is_tensor_of_data(value):
+                memo[id(value)] = _fake_tensor(value, mode)
             elif isinstance(value, in_both):
                 memo[id(value)] = value
     for parameter in [*model.parameters(), *_optimized_parameters(optimizers)]:
         if id(parameter) not in memo:
-            memo[id(parameter)] = nn.Parameter(_fake(parameter, mode), requires_grad=parameter.requires_grad)
+            memo[id(parameter)] = nn.Parameter(_fake_tensor(parameter, mode), requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
-        memo[id(buffer)] = _fake(buffer, mode)
+        memo[id(buffer)] = _fake_tensor(buffer, mode)
     for optimizer in optimizers:
         for state in optimizer.state.values():
-            memo.update({id(v): _fake(v, mode) for v in state.values() if isinstance(v, Tensor) and v.dim()})
+            memo.update({id(v): _fake_tensor(v, mode) for v in state.values() if isinstance(v, Tensor) and v.dim()})
     return copy.deepcopy((model, optimizers), memo)
 
 
 _COPIED = 65_536  # elements at most of a table or mask that is no buffer, and keeps its numbers
 
 
-def _is_data(tensor: Tensor) -> bool:
+def _is_tensor_of_data(tensor: Tensor) -> bool:
     return tensor.numel() > _COPIED or not tensor.is_leaf
 
 
-def _types_in_both() -> tuple[type, ...]:
+def _types_not_copied() -> tuple[type, ...]:
     arrays = () if "numpy" not in sys.modules else (sys.modules["numpy"].ndarray,)
     lock = type(threading.Lock()), type(threading.RLock())
     return (*arrays, *lock, mmap.mmap, io.IOBase, bytearray, Dataset, DataLoader)
@@ -187,7 +187,7 @@ def model_of(job: Job) -> nn.Module:
             return job.build()[0]
 
 
-def _built(job: Job, mode: FakeTensorMode) -> tuple[nn.Module, Optimizers]:
+def _build_on_fakes(job: Job, mode: FakeTensorMode) -> tuple[nn.Module, Optimizers]:
     """Model and optimizers on fake tensors: made so, or where making looks at numbers, made really and then copied."""
     try:
         with mode:
@@ -199,18 +199,18 @@ def _built(job: Job, mode: FakeTensorMode) -> tuple[nn.Module, Optimizers]:
     return copy_on_fake(model, optimizers, mode)
 
 
-def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+def _fake_tensor(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
     with mode:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
 
 
-def _faked(nest: Any, mode: FakeTensorMode) -> Any:
+def _fake_nest(nest: Any, mode: FakeTensorMode) -> Any:
     """Tensors of a batch without their numbers; objects with attributes keep their type."""
     copies: dict[int, Any] = {}
 
     def leaf(value: Any) -> Any:
         if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
-            return _fake(value, mode).requires_grad_(value.requires_grad)
+            return _fake_tensor(value, mode).requires_grad_(value.requires_grad)
         if isinstance(value, Tensor) or not hasattr(value, "__dict__"):
             return value
         if id(value) not in copies:
@@ -266,7 +266,7 @@ def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
 
 
-def _segments(log: StorageLog, tally: FlopTally, steps: int) -> tuple[Segment, ...]:
+def _recompute_segments(log: StorageLog, tally: FlopTally, steps: int) -> tuple[Segment, ...]:
     """Every module with what it and those below it save and compute in forward, a step."""
     saved: dict[str, int] = {}
     for storage in log.storages:

@@ -53,13 +53,14 @@ class FakeMode(FakeTensorMode):
     def __enter__(self) -> FakeMode:
         self._plain.append(contextlib.ExitStack())
         for owner, name, value in (
-            (torch.utils, "swap_tensors", _set_data_from), (FakeTensor, "__deepcopy__", _copied),
-            (fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN), (torch.UntypedStorage, "data_ptr", _address),
-            (FakeTensor, "__format__", _formatted), *((owner, "isfinite", _fake_isfinite) for owner in (torch, Tensor)),
+            (torch.utils, "swap_tensors", _set_data_from), (FakeTensor, "__deepcopy__", _deepcopy_fake),
+            (fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN), (torch.UntypedStorage, "data_ptr", _fake_data_ptr),
+            (FakeTensor, "__format__", _format_fake),
+            *((owner, "isfinite", _fake_isfinite) for owner in (torch, Tensor)),
             *((owner, "all", _fake_all) for owner in (torch, Tensor)),
-            (FakeTensor, "tolist", _listed), (torch._C, "_InferenceMode", _without_gradients),
-            *((owner, name, _product(name)) for owner in (torch, Tensor) for name in ("prod", "cumprod")),
-            *((owner, name, _extreme(name)) for owner in (torch, Tensor) for name in ("max", "min")),
+            (FakeTensor, "tolist", _fake_tolist), (torch._C, "_InferenceMode", _fake_inference_mode),
+            *((owner, name, _fake_product(name)) for owner in (torch, Tensor) for name in ("prod", "cumprod")),
+            *((owner, name, _fake_extreme(name)) for owner in (torch, Tensor) for name in ("max", "min")),
         ):  # fmt: skip
             self._plain[-1].callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
@@ -74,25 +75,25 @@ class FakeMode(FakeTensorMode):
 _plain_address, _plain_finite, _plain_all = torch.UntypedStorage.data_ptr, torch.isfinite, torch.all
 
 
-def _formatted(tensor: FakeTensor, how: str) -> str:
+def _format_fake(tensor: FakeTensor, how: str) -> str:
     with contextlib.suppress(DataDependentOutputException):
         return tensor.item().__format__(how) if tensor.dim() == 0 else object.__format__(tensor, how)
     return object.__format__(tensor, "")
 
 
-def _listed(tensor: FakeTensor) -> Any:
+def _fake_tolist(tensor: FakeTensor) -> Any:
     """A list of the numbers that are known, or of one that is made up: each by itself takes a millisecond."""
     if tensor.constant is not None:
         with _disable_current_modes():
             return tensor.constant.tolist()
-    return _nested(tensor.shape, tensor.reshape(-1)[0].item() if tensor.numel() else None)
+    return _nested_list(tensor.shape, tensor.reshape(-1)[0].item() if tensor.numel() else None)
 
 
-def _nested(shape: Sequence[int], number: Any) -> Any:
-    return [_nested(shape[1:], number) for _ in range(shape[0])] if shape else number
+def _nested_list(shape: Sequence[int], number: Any) -> Any:
+    return [_nested_list(shape[1:], number) for _ in range(shape[0])] if shape else number
 
 
-def _without_gradients(mode: bool = True) -> Any:
+def _fake_inference_mode(mode: bool = True) -> Any:
     """In inference mode ops arrive as they were called, what they consist of is not seen: no gradients are the same."""
     return torch.set_grad_enabled(not mode)
 
@@ -100,7 +101,7 @@ def _without_gradients(mode: bool = True) -> Any:
 _plain_products: dict[str, Callable[..., Tensor]] = {"prod": torch.prod, "cumprod": torch.cumprod}
 
 
-def _product(name: str) -> Callable[..., Tensor]:
+def _fake_product(name: str) -> Callable[..., Tensor]:
     """A product along a dimension: its gradient is that of numbers none of which is 0, which takes the least memory.
 
     torch looks for zeros, which tensors without numbers cannot show, and then takes the way that holds for any.
@@ -146,8 +147,8 @@ class _Product(torch.autograd.Function):
 _plain_extremes: dict[str, Callable[..., Any]] = {"max": torch.max, "min": torch.min}
 
 
-def _extreme(name: str) -> Callable[..., Any]:
-    """The largest or smallest of all elements: its gradient is that of a tensor with numbers, as `_product`'s."""
+def _fake_extreme(name: str) -> Callable[..., Any]:
+    """The largest or smallest of all elements: its gradient is that of a tensor with numbers, as `_fake_product`'s."""
 
     def reduce(*args: Any, **kwargs: Any) -> Any:
         of_all = len(args) == 1 and not kwargs and isinstance(args[0], FakeTensor)
@@ -189,7 +190,7 @@ def _fake_all(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return _plain_all(tensor, *args, **kwargs)
 
 
-def _address(storage: torch.UntypedStorage) -> int:
+def _fake_data_ptr(storage: torch.UntypedStorage) -> int:
     """Tell storages without numbers apart: who saves a model looks for parameters that share one."""
     return storage._cdata if storage.device.type == "meta" else _plain_address(storage)
 
@@ -202,7 +203,7 @@ def _set_data_from(old: Tensor, new: Tensor) -> None:
             old.fake_device = new.device
 
 
-def _copied(tensor: FakeTensor, memo: Any) -> Tensor:
+def _deepcopy_fake(tensor: FakeTensor, memo: Any) -> Tensor:
     if tensor.constant is not None:
         memo[id(tensor.constant)] = tensor.constant  # nothing writes to it
     gradient = tensor.grad if isinstance(tensor, torch.nn.Parameter) else None
@@ -280,24 +281,32 @@ def data_dependent_result(func: Any, args: tuple[Any, ...]) -> Any:
     if func is _aten.masked_select.default:
         return args[0].new_empty(torch.broadcast_tensors(args[0], args[1])[0].numel())  # type: ignore[no-untyped-call]
     if func is _aten._unique2.default:
-        return _largest_unique(*args)
+        return _fake_unique(*args)
     if func is _aten.bincount.default and len(args) > 2 and args[2] > 0:  # as many classes as are counted
         return args[0].new_zeros(args[2], dtype=torch.long if args[1] is None else torch.double)
     if func is _aten.index.Tensor and any(_is_mask(index) for index in args[1]):
-        places = [place for index in args[1] for place in (_indices(index) if _is_mask(index) else [index])]
+        places = [place for index in args[1] for place in (_fake_mask_indices(index) if _is_mask(index) else [index])]
         return func(args[0], places)
     return NotImplemented
 
 
-def _largest_unique(tensor: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False) -> Any:
+def _fake_unique(tensor: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False) -> Any:
     """Return what torch.unique gives of numbers that are all different."""
     places = tensor.new_zeros(tensor.shape if inverse else 0, dtype=torch.long)
     return tensor.new_empty(tensor.numel()), places, tensor.new_zeros(tensor.numel() if counts else 0, dtype=torch.long)
+
+
+def grouped_product(first: Tensor, second: Tensor, offs: Tensor | None = None, *_: Any, **_named: Any) -> Tensor:
+    """Return what aten::_grouped_mm gives: its own rule for tensors without numbers takes bfloat16 alone."""
+    groups: tuple[int, ...] = (int(first.shape[0]),) if first.dim() == second.dim() == 3 else ()
+    if first.dim() == second.dim() == 2 and offs is not None:  # the gradient of the experts' weights
+        groups = (int(offs.shape[0]),)
+    return first.new_empty(*groups, int(first.shape[-2]), int(second.shape[-1]))
 
 
 def _is_mask(index: Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
-def _indices(mask: Tensor) -> list[Tensor]:
+def _fake_mask_indices(mask: Tensor) -> list[Tensor]:
     return [mask.new_zeros(mask.numel(), dtype=torch.long) for _ in range(mask.dim())]

@@ -50,7 +50,7 @@ def count_flops(model: nn.Module, loss: LossOf, batch: Any, samples: int | None 
         size = samples or _first_length(batch)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[]))
-            stack.enter_context(_eager())
+            stack.enter_context(_without_compilation())
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # they would be about our copy, not about the user's model
             counter = _Counter(on_meta(model))
@@ -90,8 +90,8 @@ class _Counter:
 
     def run(self, loss: LossOf, batch: Any) -> None:
         for module in self._names:
-            module.register_forward_pre_hook(self._entered, with_kwargs=True)
-            module.register_forward_hook(self._leave, always_call=True)
+            module.register_forward_pre_hook(self._enter_module, with_kwargs=True)
+            module.register_forward_hook(self._leave_module, always_call=True)
         with _META, self._mode:
             value = loss(self._model, batch)
             self._count_into(None)
@@ -102,18 +102,21 @@ class _Counter:
             self._totals = (forward, self._mode.get_total_flops() - forward)
 
     def result(self, samples: int) -> FlopCount:
-        forward, backward = (_of_subtree(own) for own in (self._forward, self._backward))
+        forward, backward = (_flops_with_submodules(own) for own in (self._forward, self._backward))
         per_sample = {
-            name: ModuleFlops(_share(forward[name], samples), _share(backward[name], samples)) for name in forward
+            name: ModuleFlops(_flops_per_sample(forward[name], samples), _flops_per_sample(backward[name], samples))
+            for name in forward
         }
-        return FlopCount(_share(self._totals[0], samples), _share(self._totals[1], samples), per_sample)
+        return FlopCount(
+            _flops_per_sample(self._totals[0], samples), _flops_per_sample(self._totals[1], samples), per_sample
+        )
 
-    def _entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._assign_nodes((args, kwargs), self._stack[-1] if self._stack else None)
         self._stack.append(self._names[module])
         self._count_into(self._stack[-1])
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _leave_module(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._assign_nodes(output, self._stack.pop())
         self._count_into(self._stack[-1] if self._stack else self._node_place)
 
@@ -124,20 +127,20 @@ class _Counter:
             self._own[self._place] += counted - self._counted
         self._counted, self._place = counted, place
 
-    def _backward_reached(self, place: str | None) -> None:
+    def _enter_backward(self, place: str | None) -> None:
         if not self._stack:  # a forward that is computed again inside a node keeps its place, and gives it back
             self._node_place = place
             self._count_into(place)
 
     def _assign_nodes(self, values: Any, place: str | None) -> None:
         """Give the nodes below these tensors that have no module yet to `place`, to be told when they run."""
-        waiting = [tensor.grad_fn for tensor in _tensors(values) if tensor.grad_fn is not None]
+        waiting = [tensor.grad_fn for tensor in _tensors_in(values) if tensor.grad_fn is not None]
         while waiting:
             node = waiting.pop()
             if node in self._claimed:
                 continue
             self._claimed.add(node)
-            node.register_prehook(lambda _: self._backward_reached(place))
+            node.register_prehook(lambda _: self._enter_backward(place))
             waiting += [below for below, _ in node.next_functions if below is not None]
 
 
@@ -152,8 +155,8 @@ def _matrix_vector(matrix: Any, vector: Any, out_shape: Any = None) -> int:
     return product_flops(matrix[0], matrix[1], 1)
 
 
-def _vector_vector(left: Any, right: Any, out_shape: Any = None) -> int:
-    return product_flops(1, left[0], 1)
+def _vector_vector(first: Any, second: Any, out_shape: Any = None) -> int:
+    return product_flops(1, first[0], 1)
 
 
 _CORRECTED = {
@@ -163,7 +166,7 @@ _CORRECTED = {
 }
 
 
-def _of_subtree(own: dict[str, int]) -> dict[str, int]:
+def _flops_with_submodules(own: dict[str, int]) -> dict[str, int]:
     """FLOPs of each module together with those below it, by name."""
     total = dict(own)
     for name in sorted(own, key=lambda name: name.count(".") + bool(name), reverse=True):
@@ -172,11 +175,11 @@ def _of_subtree(own: dict[str, int]) -> dict[str, int]:
     return total
 
 
-def _share(flops: int, samples: int) -> int:
+def _flops_per_sample(flops: int, samples: int) -> int:
     return round(flops / samples) if flops % samples else flops // samples
 
 
-def _eager() -> contextlib.AbstractContextManager[Any]:
+def _without_compilation() -> contextlib.AbstractContextManager[Any]:
     """A compiled model is counted as written; torch before 2.6 has no way to ask for that."""
     stance: Callable[..., contextlib.AbstractContextManager[Any]] | None = getattr(torch.compiler, "set_stance", None)
     return contextlib.nullcontext() if stance is None else stance("force_eager")
@@ -195,17 +198,17 @@ def _batch_on_meta(value: Any) -> Any:
     return value
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors in a nest of tuples, lists and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple, dict)):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
+            yield from _tensors_in(item)
 
 
 def _first_length(batch: Any) -> int:
-    first = next(_tensors(batch), None)
+    first = next(_tensors_in(batch), None)
     if first is None or first.dim() == 0 or math.prod(first.shape) == 0:
         raise ValueError("the batch holds no tensor whose first dimension is samples")
     return int(first.shape[0])

@@ -35,7 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from stepscope.record.dry.fake_numbers import data_dependent_result, keep_numbers, view_of_known
+from stepscope.record.dry.fake_numbers import data_dependent_result, grouped_product, keep_numbers, view_of_known
 from stepscope.record.dry.module_tracker import ModuleTracker, in_backward
 from stepscope.runfolder import MEMORY
 
@@ -62,16 +62,16 @@ class HiddenBytes(NamedTuple):
     """Allocations of a kernel that no dispatcher sees, B: beyond its outputs while it runs, and within its outputs.
 
     `low` and `high` bound what of the first becomes resident: a kernel may be chosen at run time, or not touch all it
-    asks for. `kept` is (number of the output, bytes, bytes of them that become resident). `requested` bounds what is
-    allocated, where that is not what becomes resident. `call` names the op as it was probed, or would be.
+    asks for. `output_sizes` is (number of the output, bytes, bytes of them that become resident). `requested` bounds
+    what is allocated, where that is not what becomes resident. `call` names the op as it was probed, or would be.
     """
 
     expected: int = 0
     low: int = 0
     high: int = 0
-    kept: tuple[tuple[int, int, int], ...] = ()
+    output_sizes: tuple[tuple[int, int, int], ...] = ()
     requested: tuple[int, int] | None = None
-    asked_of_kept: tuple[float, int] = (0.0, 0)  # how far `kept` may be off: as a share, and in B
+    output_uncertainty: tuple[float, int] = (0.0, 0)  # how far `output_sizes` may be off: as a share, and in B
     call: str = ""
     samples: int = 0  # of the call, where a probe says so much a sample
 
@@ -79,6 +79,11 @@ class HiddenBytes(NamedTuple):
 NOTHING = HiddenBytes()
 NO_SAVED_HOOKS = "saved tensor hooks"  # of torch.func's refusal
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], HiddenBytes]  # (op, args, kwargs, its output)
+
+
+def exact_bytes(size: int) -> HiddenBytes:
+    """Return a workspace of exactly so many bytes, all of them resident; none where that is not above zero."""
+    return HiddenBytes(size, size, size) if size > 0 else NOTHING
 
 
 def nothing_hidden(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
@@ -128,8 +133,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         `sees_saved`: whether autograd tells what it saves, which torch.func refuses to run under.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self.looks = 0  # how often a number was asked for outside any module
-        self.lengths_asked = 0  # of them, the largest of whole numbers: of data it is a length
+        self.value_reads = 0  # how often a number was asked for outside any module
+        self.length_requests = 0  # of them, the largest of whole numbers: of data it is a length
         self.in_bf16 = False  # whether any tensor was
         self._value_of = value_of
         self.storages: list[Storage] = []
@@ -149,12 +154,12 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._places = ModuleTracker()
         self._alive: dict[int, int] = {}  # in the order in which they were born
         self._alive_bytes = 0
-        self._told_size: set[int] = set()  # storages whose size a rule knows better than their fake tensor
+        self._sizes_by_rule: set[int] = set()  # storages whose size a rule knows better than their fake tensor
         self._ends: dict[int, weakref.ref[Any]] = {}
         self._stands_for: dict[int, int] = {}  # storages of which more like them would be live: how many
         self._larger: dict[int, float] = {}  # storages that would be larger: by which share of what they are
         self._summed: tuple[int, int, int] | None = None  # (op number, storage, events so far) of a sum of gradients
-        self._optimizing = self._learned = False
+        self._in_optimizer_step = self._learned = False
         self._over = False  # what ends after the run was there to its end
         self._hooks: list[Any] = []
         self._sees_saved = sees_saved
@@ -178,8 +183,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for buffer in module._buffers.values():
                 if buffer is not None:
                     self.adopt(buffer, "buffer", name)
-            held = [value for attribute, value in vars(module).items() if attribute not in _OF_MODULES]
-            for leaf in tree_leaves(held):  # tables and masks that are no buffers
+            attributes = [value for attribute, value in vars(module).items() if attribute not in _OF_MODULES]
+            for leaf in tree_leaves(attributes):  # tables and masks that are no buffers
                 if isinstance(leaf, Tensor):
                     self.adopt(leaf, "other", name)
 
@@ -246,7 +251,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.storages.append(Storage(size, op, None, self._phase(), "cpu", None, "temporary", 0, size))
         self.events.append((self.step, self.ops, number, +1))
         key = -1 - number  # of no tensor
-        self._live(key, number)
+        self._mark_alive(key, number)
         if holder is not None:
             end = functools.partial(self._note_end, key, number)
             self._ends[number] = weakref.ref(holder, end)
@@ -303,7 +308,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         young = itertools.takewhile(lambda number: number >= first, reversed(self._alive.values()))
         return Counter(self.storages[number].bytes for number in young)
 
-    def _live(self, key: int, number: int) -> None:
+    def _mark_alive(self, key: int, number: int) -> None:
         self._alive[key] = number
         self._alive_bytes += self.storages[number].bytes
 
@@ -336,18 +341,20 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for name in ("module", "op", "phase", "device", "shape")
             },
         }
-        return pl.DataFrame({name: pl.Series(columns[name], dtype=_plain(dtype)) for name, dtype in MEMORY.items()})
+        return pl.DataFrame(
+            {name: pl.Series(columns[name], dtype=_writable_dtype(dtype)) for name, dtype in MEMORY.items()}
+        )
 
     def __enter__(self) -> StorageLog:
         self._over = False
-        self._places.open(self._called_from_outside)
+        self._places.open(self._note_outermost_call)
         self._hooks = [
-            register_optimizer_step_pre_hook(self._optimizer_starts),
-            register_optimizer_step_post_hook(self._optimizer_ends),
+            register_optimizer_step_pre_hook(self._before_optimizer_step),
+            register_optimizer_step_post_hook(self._after_optimizer_step),
         ]
         self._saving = contextlib.ExitStack()
         if self._sees_saved:
-            hooks = torch.autograd.graph.saved_tensors_hooks(self._saved, lambda tensor: tensor)
+            hooks = torch.autograd.graph.saved_tensors_hooks(self._note_saved_tensor, lambda tensor: tensor)
             self._saving.enter_context(hooks)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -365,8 +372,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.last_op = str(func)
         self.last_module = self._places.current()
         kwargs = kwargs or {}
-        if func is _LOOK and self._value_of is not None and (self._optimizing or self._outside()):
-            return self._number(args[0], self._value_of)
+        if func is _LOOK and self._value_of is not None and (self._in_optimizer_step or self._is_outside_modules()):
+            return self._known_or_made_up_number(args[0], self._value_of)
         if (func in _IN_PLACE or (func is _ADD and not kwargs)) and self._places.may_be_gradient_sum():
             self._note_sum(args[0])
         out = self._run_op(func, args, kwargs)
@@ -382,7 +389,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._register(leaf)
         hidden = self._hidden(func, args, kwargs, out)
         if hidden is not NOTHING:
-            self._kernel_held(hidden, out)
+            self._log_hidden_bytes(hidden, out)
         if self.updated_by_hand is not None:
             self._detect_manual_update(func, args, self.updated_by_hand)
         return out
@@ -391,58 +398,60 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Call a function where the first op after a backward pass writes to a parameter, and no optimizer does."""
         if in_backward():
             self._learned = True
-        elif self._learned and not self._optimizing and args and func._schema.is_mutable:
-            written = args[0][0] if isinstance(args[0], (list, tuple)) and args[0] else args[0]
-            if isinstance(written, Tensor) and written.layout is torch.strided:
-                number = self._alive.get(written.untyped_storage()._cdata)
-                known = number is not None and self.storages[number].category == "parameter"
-                if known or (written.requires_grad and written.is_leaf):
+        elif self._learned and not self._in_optimizer_step and args and func._schema.is_mutable:
+            target = args[0][0] if isinstance(args[0], (list, tuple)) and args[0] else args[0]
+            if isinstance(target, Tensor) and target.layout is torch.strided:
+                number = self._alive.get(target.untyped_storage()._cdata)
+                is_parameter = number is not None and self.storages[number].category == "parameter"
+                if is_parameter or (target.requires_grad and target.is_leaf):
                     self._learned = False
                     then()
 
     def _run_op(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is _GROUPED and _is_fake(args[0]):
-            return _grouped_product(*args, **kwargs)
-        if self._value_of is not None and args and _is_fake(args[0]) and self._outside():
+            return grouped_product(*args, **kwargs)
+        if self._value_of is not None and args and _is_fake(args[0]) and self._is_outside_modules():
             out = data_dependent_result(func, args)
             if out is not NotImplemented:
-                self.looks += 1
+                self.value_reads += 1
                 return out
         if func.is_view and args and _is_fake(args[0]) and args[0].constant is not None:
             return view_of_known(func, args, kwargs)
         try:
             out = func(*args, **kwargs)
         except NEEDS_NUMBERS:
-            if self.note_impossible_op is not None and self._outside():
+            if self.note_impossible_op is not None and self._is_outside_modules():
                 self.note_impossible_op(self.last_op)
             raise
         keep_numbers(func, args, kwargs, out)
         return out
 
-    def _number(self, tensor: Tensor, value_of: Callable[[Tensor], Any]) -> Any:
+    def _known_or_made_up_number(self, tensor: Tensor, value_of: Callable[[Tensor], Any]) -> Any:
         """A count of steps, a size in a tensor are known; a loss, or a norm (Adafactor's), is made up."""
         try:
             return _LOOK(tensor)
         except DataDependentOutputException:
-            self.looks += not self._optimizing
-            if self.note_whole_number is not None and not (tensor.dtype.is_floating_point or self._optimizing):
+            self.value_reads += not self._in_optimizer_step
+            if self.note_whole_number is not None and not (tensor.dtype.is_floating_point or self._in_optimizer_step):
                 self.note_whole_number()
-            self.lengths_asked += not tensor.dtype.is_floating_point and self._made_by(tensor).startswith(_LARGEST)
+            self.length_requests += not tensor.dtype.is_floating_point and self._op_that_made(tensor).startswith(
+                _LARGEST
+            )
             return value_of(tensor)
 
-    def _made_by(self, tensor: Tensor) -> str:
+    def _op_that_made(self, tensor: Tensor) -> str:
         number = self._alive.get(tensor.untyped_storage()._cdata)
         return "" if number is None else self.storages[number].op
 
-    def _kernel_held(self, hidden: HiddenBytes, out: Any) -> None:
-        for place, size, resident in hidden.kept:
+    def _log_hidden_bytes(self, hidden: HiddenBytes, out: Any) -> None:
+        for place, size, resident in hidden.output_sizes:
             number = self._register(out if isinstance(out, Tensor) else out[place])
             storage = self.storages[number]
             self._alive_bytes += size - storage.bytes
             storage.bytes, storage.low, storage.high = size, resident, resident
-            off = round(hidden.asked_of_kept[0] * size) + hidden.asked_of_kept[1]
+            off = round(hidden.output_uncertainty[0] * size) + hidden.output_uncertainty[1]
             storage.bounds = size - off, size + off
-            self._told_size.add(number)
+            self._sizes_by_rule.add(number)
         if hidden.high > 0 or hidden.expected > 0:
             number = len(self.storages)
             self.storages.append(
@@ -455,29 +464,29 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _register(self, tensor: Tensor, category: str | None = None) -> int:
         """The number of a tensor's storage, logged if it is new or has another size than before."""
-        held = tensor.untyped_storage()
-        key, size = held._cdata, held.nbytes()
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
         number = self._alive.get(key)
         if number is not None:
-            known = self.storages[number]
-            if known.bytes == size or size == 0 or number in self._told_size:
+            before = self.storages[number]
+            if before.bytes == size or size == 0 or number in self._sizes_by_rule:
                 return number
-            self._ended(key, number)
+            self._log_end(key, number)
         number = len(self.storages)
         self.in_bf16 |= tensor.dtype == torch.bfloat16
         shape = _SHAPED_LIKE.join(map(str, tensor.shape))
         op, module = (self.last_op, self.last_module) if category is None else (category, None)
-        kept = Storage(size, op, module, self._phase(), str(tensor.device), shape, category, size, size)
-        self.storages.append(kept)
-        self._live(key, number)
-        self._ends[number] = weakref.ref(held, functools.partial(self._note_end, key, number))
+        entry = Storage(size, op, module, self._phase(), str(tensor.device), shape, category, size, size)
+        self.storages.append(entry)
+        self._mark_alive(key, number)
+        self._ends[number] = weakref.ref(storage, functools.partial(self._note_end, key, number))
         self.events.append((self.step, self.ops, number, +1))
         return number
 
     def _note_end(self, key: int, number: int, _reference: Any) -> None:
-        self._ended(key, number)
+        self._log_end(key, number)
 
-    def _ended(self, key: int, number: int) -> None:
+    def _log_end(self, key: int, number: int) -> None:
         if self._ends.pop(number, None) is None or self._over:
             return
         if self._alive.get(key) == number:
@@ -502,21 +511,21 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = None if not own else self._alive.get(gradient.untyped_storage()._cdata)
         self._summed = None if number is None else (self.ops, number, len(self.events))
 
-    def _outside(self) -> bool:
-        return self.last_module is None and not in_backward() and not self._optimizing
+    def _is_outside_modules(self) -> bool:
+        return self.last_module is None and not in_backward() and not self._in_optimizer_step
 
     def _phase(self) -> str:
         if self.phase is not None:
             return self.phase
-        return "optimizer" if self._optimizing else "backward" if in_backward() else "forward"
+        return "optimizer" if self._in_optimizer_step else "backward" if in_backward() else "forward"
 
-    def _saved(self, tensor: Tensor) -> Tensor:
+    def _note_saved_tensor(self, tensor: Tensor) -> Tensor:
         number = self._alive.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
         if number is not None and self.storages[number].category is None:
             self.storages[number].category = "saved"
         return tensor if tensor.grad_fn is None else tensor.detach()  # an output that its own node holds is never freed
 
-    def _called_from_outside(self, module: nn.Module, args: Any) -> None:
+    def _note_outermost_call(self, module: nn.Module, args: Any) -> None:
         if not self._places.knows(module) and any(True for _ in module.parameters()):
             self.adopt_model(module)  # a model of a script, seen for the first time
         if not self._places.knows(module) or in_backward():
@@ -530,13 +539,13 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if number is not None and self.storages[number].module is None and self.storages[number].category is None:
                 self.storages[number].category = "input"
 
-    def _optimizer_starts(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._optimizing = True
+    def _before_optimizer_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._in_optimizer_step = True
         self._enter_scene(TRAINING)
         self.adopt_optimizer(optimizer)
 
-    def _optimizer_ends(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._optimizing = False
+    def _after_optimizer_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._in_optimizer_step = False
         self.adopt_optimizer(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS):
             self._hold_history(optimizer)
@@ -544,15 +553,15 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _hold_history(self, optimizer: Optimizer) -> None:
         """Count the differences that L-BFGS will keep, of parameters and gradients: without numbers it soon stops."""
         of_parameters = sum(parameter.nbytes for parameter in optimizer.param_groups[0]["params"])
-        kept = (len(state.get("old_dirs") or ()) for state in optimizer.state.values())
-        missing = optimizer.param_groups[0]["history_size"] - max(kept, default=0)
+        lengths = (len(state.get("old_dirs") or ()) for state in optimizer.state.values())
+        missing = optimizer.param_groups[0]["history_size"] - max(lengths, default=0)
         self._histories.pop(optimizer, None)
         if missing > 0:
-            self._histories[optimizer] = _Held()
+            self._histories[optimizer] = _HistoryHolder()
             self.add_extra_bytes(2 * missing * of_parameters, "history of LBFGS", self._histories[optimizer])
 
 
-class _Held:
+class _HistoryHolder:
     """What is held, until it ends."""
 
 
@@ -571,15 +580,7 @@ def _is_fake(tensor: Any) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-def _grouped_product(first: Tensor, second: Tensor, offs: Tensor | None = None, *_: Any, **_named: Any) -> Tensor:
-    """Return what aten::_grouped_mm gives: its own rule for tensors without numbers takes bfloat16 alone."""
-    groups: tuple[int, ...] = (int(first.shape[0]),) if first.dim() == second.dim() == 3 else ()
-    if first.dim() == second.dim() == 2 and offs is not None:  # the gradient of the experts' weights
-        groups = (int(offs.shape[0]),)
-    return first.new_empty(*groups, int(first.shape[-2]), int(second.shape[-1]))
-
-
-def _plain(dtype: Any) -> Any:
+def _writable_dtype(dtype: Any) -> Any:
     """Categories go through strings: a Python list becomes no categorical column by itself."""
     return pl.String if dtype == pl.Categorical else dtype
 

@@ -40,13 +40,13 @@ def needs_no_workspace(func: Any, args: Any, kwargs: Any) -> bool:
             torch.complex128,
         )  # else it is copied as whole numbers
     if name in PLAIN_IN_ROWS:
-        return all(tensor.is_contiguous() for tensor in tensors) or _channels_innermost(tensors)
+        return all(tensor.is_contiguous() for tensor in tensors) or _are_channels_last(tensors)
     if name in _SUMMED_IN_FLOAT and any(tensor.dtype in SIXTEEN_BITS for tensor in tensors):
         return False
-    return name in PLAIN and all(_dense(tensor) for tensor in tensors)
+    return name in PLAIN and all(_is_dense(tensor) for tensor in tensors)
 
 
-def _dense(tensor: Tensor) -> bool:
+def _is_dense(tensor: Tensor) -> bool:
     """Return whether every address of a tensor's range is one of its elements, and of one alone."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
@@ -56,7 +56,7 @@ def _dense(tensor: Tensor) -> bool:
     return True
 
 
-def _channels_innermost(tensors: list[Tensor]) -> bool:
+def _are_channels_last(tensors: list[Tensor]) -> bool:
     wide = [tensor for tensor in tensors if tensor.dim() > 2]
     return bool(wide) and all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in wide)
 
@@ -65,10 +65,10 @@ def call_signature(func: Any, args: Any, kwargs: Any) -> str:
     """Name, types, shapes, strides and numbers of a call: what its workspace depends on. "" where it cannot be made."""
     if any(isinstance(leaf, Tensor) and leaf.layout is not torch.strided for leaf in tree_leaves((args, kwargs))):
         return ""
-    return f"{func}({', '.join(_text(leaf) for leaf in tree_leaves((args, kwargs)))})"
+    return f"{func}({', '.join(_argument_text(leaf) for leaf in tree_leaves((args, kwargs)))})"
 
 
-def _text(leaf: Any) -> str:
+def _argument_text(leaf: Any) -> str:
     if isinstance(leaf, Tensor):
         strides = "" if leaf.is_contiguous() else f"@{list(leaf.stride())}"
         return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}{strides}"
@@ -78,7 +78,7 @@ def _text(leaf: Any) -> str:
 def call_kind(func: Any, args: Any, kwargs: Any) -> str:
     """Name, types and numbers of dimensions: calls that differ in sizes alone are of one kind."""
     tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-    return f"any {func}({', '.join(f'{tensor.dtype} {tensor.dim()} {_dense(tensor)}' for tensor in tensors)})"
+    return f"any {func}({', '.join(f'{tensor.dtype} {tensor.dim()} {_is_dense(tensor)}' for tensor in tensors)})"
 
 
 def bytes_of(*nest: Any) -> int:

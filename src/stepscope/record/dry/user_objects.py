@@ -32,22 +32,22 @@ def model_to_train(job: Job) -> Iterator[tuple[nn.Module, Optimizers]]:
     with contextlib.suppress(Exception):  # a user's object may hold what cannot be copied: a lock, an open file
         trained = copy.deepcopy((model, optimizers))
     # a loss may use a layer by itself, which is no part of the copied model: its gradient is the original's
-    with _gradients_put_back(model, optimizers):
+    with _restore_gradients_after(model, optimizers):
         if trained is not None:
             yield trained
         else:
-            with _numbers_put_back(model, optimizers):
+            with _restore_numbers_after(model, optimizers):
                 yield model, optimizers
 
 
-def _parameters(model: nn.Module, optimizers: Optimizers) -> list[Tensor]:
+def _all_parameters(model: nn.Module, optimizers: Optimizers) -> list[Tensor]:
     optimized = (p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
     return list({id(parameter): parameter for parameter in (*model.parameters(), *optimized)}.values())
 
 
 @contextlib.contextmanager
-def _gradients_put_back(model: nn.Module, optimizers: Optimizers) -> Iterator[None]:
-    before = [(p, p.grad, None if p.grad is None else p.grad.clone()) for p in _parameters(model, optimizers)]
+def _restore_gradients_after(model: nn.Module, optimizers: Optimizers) -> Iterator[None]:
+    before = [(p, p.grad, None if p.grad is None else p.grad.clone()) for p in _all_parameters(model, optimizers)]
     try:
         yield
     finally:
@@ -58,10 +58,10 @@ def _gradients_put_back(model: nn.Module, optimizers: Optimizers) -> Iterator[No
 
 
 @contextlib.contextmanager
-def _numbers_put_back(model: nn.Module, optimizers: Optimizers) -> Iterator[None]:
+def _restore_numbers_after(model: nn.Module, optimizers: Optimizers) -> Iterator[None]:
     """Parameters, buffers and all of the optimizers are afterwards as they were; StepscopeError where they cannot."""
     try:
-        tensors = [(t, t.detach().clone()) for t in (*_parameters(model, optimizers), *model.buffers())]
+        tensors = [(t, t.detach().clone()) for t in (*_all_parameters(model, optimizers), *model.buffers())]
         buffers = [(module, dict(module._buffers)) for module in model.modules()]
         states = [{of: copy.deepcopy(state) for of, state in optimizer.state.items()} for optimizer in optimizers]
         groups = [
@@ -95,16 +95,16 @@ def clear_caches_of_fakes() -> list[str]:
     A mask that the user's code made once in a dry run has no numbers, and real steps with it would compute none.
     """
     gc.collect()
-    if not _fakes():
+    if not _live_fake_tensors():
         return []
     for cache in [thing for thing in gc.get_objects() if type(thing) is functools._lru_cache_wrapper]:
         if cache.cache_info().currsize and _reaches_fake(cache):
             cache.cache_clear()
     gc.collect()
-    return _holders(_fakes())
+    return _names_of_holders(_live_fake_tensors())
 
 
-def _fakes() -> list[FakeTensor]:
+def _live_fake_tensors() -> list[FakeTensor]:
     objects = (thing for thing in gc.get_objects() if issubclass(type(thing), FakeTensor))
     return [tensor for tensor in objects if isinstance(tensor.fake_mode, FakeMode)]
 
@@ -124,7 +124,7 @@ def _reaches_fake(cache: Any) -> bool:
 _CODE = (type, types.FunctionType, types.ModuleType, types.CodeType)
 
 
-def _holders(fakes: Sequence[FakeTensor]) -> list[str]:
+def _names_of_holders(fakes: Sequence[FakeTensor]) -> list[str]:
     """Names of attributes and variables that are or directly hold one of these tensors."""
     keys, names = {id(tensor) for tensor in fakes}, set()
     for holder in gc.get_referrers(*fakes) if fakes else ():

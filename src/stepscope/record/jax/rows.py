@@ -177,7 +177,7 @@ def rows_of(trace: Trace, clock_ns: float, spans: list[StepSpan], programs: dict
     t0 = np.round(begin[chosen]).astype(np.int64)
     t1 = np.clip(np.round(end[chosen]).astype(np.int64), t0, np.maximum(lasts[place], t0))
     ops = [_op_of_call(call, programs) for call in calls]
-    parent = _parent_rows(t0, t1, ops)
+    parent = _enclosing_control_flow_rows(t0, t1, ops)
     self_ns = np.minimum(_self_times_ns([call.work for call in calls], parent), t1 - t0)
     names, layers = Names(), Names()
     columns = {
@@ -204,7 +204,7 @@ def _op_of_call(call: InstructionRun, programs: dict[tuple[str, int], Program]) 
     return Op(call.instruction, None, OTHER, None, None) if op is None else op
 
 
-def _parent_rows(t0: Ints, t1: Ints, ops: list[Op]) -> Ints:
+def _enclosing_control_flow_rows(t0: Ints, t1: Ints, ops: list[Op]) -> Ints:
     """Row of the loop, branch or call that each row runs in: the last one that has begun and not ended."""
     parent = np.full(len(ops), _NONE, dtype=np.int64)
     open_rows: list[int] = []

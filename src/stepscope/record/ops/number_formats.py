@@ -50,7 +50,7 @@ def gpus_of_ops(parent: Ints, gpu: Ints) -> Ints:
 
     parent: row of the caller, below 0 at the top; gpu: that which a row itself ran on.
     """
-    launched_on = gpu.copy()
+    launched_on: Ints = gpu.copy()
     kernels = np.flatnonzero(gpu >= 0)
     above, number = parent[kernels], gpu[kernels]
     for _ in range(len(parent)):
@@ -75,7 +75,8 @@ def float32_format(device: str) -> str:
                 mode = torch.get_float32_matmul_precision()
                 return "float32" if mode == "highest" else f"float32-{mode}"
             return _CPU_FORMATS.get(products, _OTHER_FLOAT32)
-        rounds = (_rounds(backends.cuda.matmul, backends.cuda.matmul), _rounds(backends.cudnn, backends.cudnn.conv))
+        convolutions = _rounds(backends.cudnn, getattr(backends.cudnn, "conv", None))
+        rounds = (_rounds(backends.cuda.matmul, backends.cuda.matmul), convolutions)
     except (AttributeError, RuntimeError):
         return "float32"
     return _CUDA_FORMATS.get(rounds, _OTHER_FLOAT32)

@@ -304,7 +304,7 @@ class Liveness:
         if now_ns - since_ns < SILENT_NS:  # a process that is ending has no memory left to tell of
             return
         self._silent[place] = True
-        self._write_event(
+        self._write_limited_event(
             "channel-lost", f"channel {self._ids[place]} gives no reading any more", channel=self._ids[place]
         )
 
@@ -315,7 +315,7 @@ class Liveness:
             self._silent[place] = False
             gap_ns = now_ns - valid_ns
             message = f"channel {self._ids[place]} reads again after {gap_ns / 1e9:.1f} s"
-            self._write_event("channel-recovered", message, channel=self._ids[place], gap_ns=gap_ns)
+            self._write_limited_event("channel-recovered", message, channel=self._ids[place], gap_ns=gap_ns)
 
     def _look_whether_it_moves(self, now_ns: int, values: list[float]) -> None:
         if all(math.isnan(value) for value in values):
@@ -324,14 +324,14 @@ class Liveness:
             if self._stale and self._moved_ns is not None:
                 gap_ns = now_ns - self._moved_ns
                 message = f"sensor {self._sensor} moves again after {gap_ns / 1e9:.1f} s of the same numbers"
-                self._write_event("stale-ended", message, gap_ns=gap_ns)
+                self._write_limited_event("stale-ended", message, gap_ns=gap_ns)
             self._displayed, self._moved_ns, self._stale = values, now_ns, False
         elif not self._stale and now_ns - self._moved_ns > self._stale_after_ns:
             self._stale = True
             message = f"sensor {self._sensor} has shown the same numbers for {(now_ns - self._moved_ns) / 1e9:.1f} s"
-            self._write_event("stale", message)
+            self._write_limited_event("stale", message)
 
-    def _write_event(self, kind: str, message: str, **fields: object) -> None:
+    def _write_limited_event(self, kind: str, message: str, **fields: object) -> None:
         if self._left > 0:
             self._left -= 1
             last = "; further ones are not reported" if self._left == 0 else ""

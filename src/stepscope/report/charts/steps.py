@@ -235,7 +235,7 @@ def build_icicle(cells: pl.DataFrame, width: int) -> Any:
         alt.Chart(_inline_data(_stripes(cells.filter("leaf")))).mark_rect(opacity=_TINT).encode(**place, color=colour)
     )
     frames = alt.Chart(_inline_data(cells)).mark_rect(fill=None, stroke="white", strokeWidth=1.2).encode(**place)
-    labels = alt.Chart(_inline_data(_cells_with_labels(cells, end))).mark_text(
+    labels = alt.Chart(_inline_data(_fit_cell_labels(cells, end))).mark_text(
         align="left", baseline="top", dx=4, dy=3, fontSize=11, color=LIGHT["ink"]
     )
     text = labels.encode(x=x, y=y, text="label:N")
@@ -251,7 +251,7 @@ def _column_edges(deep: int, inner: int) -> list[float]:
     return edges
 
 
-def _cells_with_labels(cells: pl.DataFrame, end: float) -> pl.DataFrame:
+def _fit_cell_labels(cells: pl.DataFrame, end: float) -> pl.DataFrame:
     """The cells that have room for a line: their names, cut where they are longer, and the time where it fits too."""
     rows = []
     for row in cells.filter(pl.col("t1_ms") - pl.col("t0_ms") > _CELL_LINE * end / _ICICLE_HEIGHT).iter_rows(

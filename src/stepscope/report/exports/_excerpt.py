@@ -202,7 +202,7 @@ def small_tables(excerpt: Excerpt) -> dict[str, Callable[[], pl.DataFrame]]:
         "use_by_kind": run.utilisation,
         "model": lambda: run.model,
         "channels": lambda: _channel_table(excerpt),
-        "events": lambda: _event_table(excerpt),
+        "events": lambda: _event_log_table(excerpt),
     }
 
 
@@ -231,7 +231,7 @@ def _channel_table(excerpt: Excerpt) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=dict.fromkeys((*names, "simulated"), pl.String))
 
 
-def _event_table(excerpt: Excerpt) -> pl.DataFrame:
+def _event_log_table(excerpt: Excerpt) -> pl.DataFrame:
     rows = [{"t_ns": int(event.get("t_ns", 0)), **_event_texts(event)} for event in excerpt.events]
     return pl.DataFrame(rows, schema={"t_ns": pl.Int64, **dict.fromkeys(("source", "kind", "message"), pl.String)})
 

@@ -26,13 +26,13 @@ def estimate(excerpt: Excerpt) -> int:
 def write(excerpt: Excerpt, path: Path) -> None:
     """Write `run`, `device`, `summary` and `tables`: a table is its columns' names and its rows."""
     run = excerpt.run
-    tables = {name: _table(table()) for name, table in small_tables(excerpt).items()}
+    tables = {name: _table_as_json(table()) for name, table in small_tables(excerpt).items()}
     content = {"run": run.meta, "device": run.device, "summary": summary(run), "tables": tables}
     text = json.dumps(_nan_to_none(content), indent=1, allow_nan=False, default=str)
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def _table(table: pl.DataFrame) -> dict[str, Any]:
+def _table_as_json(table: pl.DataFrame) -> dict[str, Any]:
     return {"columns": table.columns, "rows": table.rows()}
 
 

@@ -49,7 +49,7 @@ def _lede(run: Run, edges: pl.DataFrame, device: str) -> str:
     text = "Operators on the slope are memory-bandwidth bound, those under the level could compute faster."
     if edges.is_empty():
         why = why_no_ceilings(run, device)
-        return f"{capitalize_first(why)}, so no roof is drawn: {ceilings_remedy(run)}."
+        return f"{capitalize_first(why)}, so no roof is drawn: {ceilings_remedy(run, device)}."
     units = {"compute": "FLOP/s", "memory": "B/s"}
     highest = [f"{si(value, units[roof])} by {page_name(who)}" for _, roof, value, who in edges.iter_rows()]
     return f"{text} Measured on {device}: {' and '.join(highest)}."
