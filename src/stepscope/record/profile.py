@@ -184,7 +184,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         if isinstance(model, (str, bytes, int, float)):
             raise UsageError(f"{model!r} is no model", "stepscope.profile(model, optimizer), or without any")
         self._framework = framework or framework_of(model)
-        self._models = _modules_of(model) if self._framework == "torch" else model
+        self._models = model
         self._trained = [*_as_list(model), *_as_list(optimizer)] if self._framework == "torch" else []
         workload = {"optimizer": type(optimizer).__name__} if optimizer is not None else {}
         self._settings = Settings(
@@ -212,6 +212,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         models, self._models = self._models, None  # the training's alone from here on: it may let go of them
         trained, self._trained = self._trained, []
         try:
+            models = _modules_of(models) if self._framework == "torch" else models
             self._session = Session(self._settings, framework=self._framework)
             self._session.start(models)
         except StepscopeError:
