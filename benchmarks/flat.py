@@ -39,7 +39,7 @@ for root in (Path("/"), tx2(folder / "board")):
     (folder / root.name / "samples").mkdir(parents=True, exist_ok=True)
     target = Target(os.getpid(), clock=clock)
     crew = loop.StreamOpener(folder / root.name, root, target, events, 10_000_000)
-    found = survey_sensors(root, target).found
+    found = survey_sensors(root, target).sensors
     streams += [crew._stream(name, answer) for name, answer in found.items() if name in set(crew._sensors)
                 and not crew._found.update({name: answer})]
 sampling = loop.Sampling(streams, events, target.pace, 10_000_000)

@@ -43,8 +43,8 @@ def tick_us(period_ns: int = 10_000_000, ticks: int = 2000) -> float:
         events = EventLog(run / "events.jsonl")
         seen = survey_sensors(root, target, _IN_THE_TICK)
         streams, readers = StreamOpener(run, root, target, events, period_ns).open(seen, {})
-        if readers or set(seen.found) != _IN_THE_TICK:
-            raise SystemExit(f"the board is not read as meant: {sorted(seen.found)}, {len(readers)} threads")
+        if readers or set(seen.sensors) != _IN_THE_TICK:
+            raise SystemExit(f"the board is not read as meant: {sorted(seen.sensors)}, {len(readers)} threads")
         sampling = Sampling(streams, events, target.pace, period_ns)
         costs = []
         for _ in range(ticks):

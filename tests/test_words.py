@@ -76,7 +76,9 @@ REFUSED_NAMES = (
     "own_times", "operands", "found_by",
 )  # fmt: skip
 # What stands in the place of a noun. Not in workloads, whose digest stands in counted.json.
-REFUSED_VARIABLES = ("one", "each", "of_run")
+REFUSED_VARIABLES = (
+    "one", "each", "of_run", "found", "kept", "said", "told", "asked", "seen", "held", "given", "wanted", "taken",
+)  # fmt: skip
 # Files are named after what they hold, with nouns.
 REFUSED_FILE_WORDS = (
     "found", "asked", "told", "said", "shown", "kept", "left", "made", "called", "checked", "applied", "paired",

@@ -47,13 +47,13 @@ class PartName:
 def parsed(name: str) -> PartName | None:
     """Return what the name of a file of rows says, with its folder in the stem; None for another file."""
     folder, slash, file = name.rpartition("/")
-    found = _NAME.fullmatch(file)
-    if found is None or file[0] == ".":
+    match = _NAME.fullmatch(file)
+    if match is None or file[0] == ".":
         return None
-    first = int(found["first"] or 0)
-    last = int(found["last"] or first)
-    grain = int(found["grain"] or 0)
-    return PartName(name, folder + slash + found["stem"], first, max(first, last), grain, found["kind"] == "parquet")
+    first = int(match["first"] or 0)
+    last = int(match["last"] or first)
+    grain = int(match["grain"] or 0)
+    return PartName(name, folder + slash + match["stem"], first, max(first, last), grain, match["kind"] == "parquet")
 
 
 def parts_of_stem(stem: str, names: Iterable[str]) -> list[PartName]:

@@ -57,8 +57,8 @@ def notebook_html(kind: str, result: object) -> str | None:
 
 
 def _file_names(package: ModuleType, skip: Collection[str]) -> list[str]:
-    found = pkgutil.iter_modules(package.__path__)
-    return sorted(m.name for m in found if not m.ispkg and not m.name.startswith("_") and m.name not in skip)
+    modules = pkgutil.iter_modules(package.__path__)
+    return sorted(m.name for m in modules if not m.ispkg and not m.name.startswith("_") and m.name not in skip)
 
 
 def _owner(point: EntryPoint) -> str:
@@ -68,9 +68,9 @@ def _owner(point: EntryPoint) -> str:
         return "unknown package"
 
 
-def _try(module: str | EntryPoint, said: str, modules: list[ModuleType], warnings: list[str]) -> None:
+def _try(module: str | EntryPoint, description: str, modules: list[ModuleType], warnings: list[str]) -> None:
     """Import one module; someone else's broken file may raise anything, or exit, and must not stop the rest."""
     try:
         modules.append(importlib.import_module(module if isinstance(module, str) else module.module))
     except (Exception, SystemExit) as error:
-        warnings.append(f"{said} was excluded: {type(error).__name__}: {error}")
+        warnings.append(f"{description} was excluded: {type(error).__name__}: {error}")

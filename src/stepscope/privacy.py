@@ -44,11 +44,11 @@ def cleaned_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields of a header without those that are omitted, and without names in the texts of the others."""
     kinds = withheld_kinds()
     excluded = {field for kind in kinds for field in _FIELDS[kind]}
-    kept = {field: value for field, value in fields.items() if field not in excluded}
+    cleaned = {field: value for field, value in fields.items() if field not in excluded}
     for field in ("reason", "script"):
-        if isinstance(kept.get(field), str):
-            kept[field] = redacted_text(kept[field])  # an exception may quote the address that it was for
-    return withhold_names(kept, str(fields.get("host") or "")) if kinds else kept
+        if isinstance(cleaned.get(field), str):
+            cleaned[field] = redacted_text(cleaned[field])  # an exception may quote the address that it was for
+    return withhold_names(cleaned, str(fields.get("host") or "")) if kinds else cleaned
 
 
 def clean_and_redact(content: Any) -> Any:
@@ -219,31 +219,31 @@ _WITHIN = [
 def redact_command_line(words: Iterable[str]) -> list[str]:
     """Return the words of a command line with each secret replaced by "[redacted]"."""
     words = [str(word) for word in words]
-    found: list[str] = []
+    cleaned: list[str] = []
     secret = several = False  # the word before is the name of an option whose value follows, or values
     users = any(_USER_NAME.fullmatch(name) and value[:1] not in ("", "-") for name, value in pairwise(words))
     for before, word in pairwise(["", *words]):
         name, equals, value = word.partition("=")
         if secret and not _OPTION_NAME.fullmatch(word):
-            found.append(REDACTED)
+            cleaned.append(REDACTED)
             secret = False
         elif several and not word.startswith("-"):
-            found.append(redacted_text(word) if _NUMBER_OR_FILE.fullmatch(word) else REDACTED)
+            cleaned.append(redacted_text(word) if _NUMBER_OR_FILE.fullmatch(word) else REDACTED)
         elif (
             equals
             and value
             and (_is_secret(name) or (_is_ambiguous_option(name) and not _NUMBER_OR_FILE.fullmatch(value)))
         ):
-            found.append(f"{name}={REDACTED}")
+            cleaned.append(f"{name}={REDACTED}")
             secret = several = False
         elif before in ("-p", "-P") and users and _is_password(word):  # -u me -p X
-            found.append(REDACTED)
+            cleaned.append(REDACTED)
         else:
             text = f"{name}={_brief_value(name, value)}" if equals else _brief_value(before, word)
-            found.append(redacted_text(text))
+            cleaned.append(redacted_text(text))
             option = word.startswith("-") and not equals
             secret, several = option and _is_secret(word), option and _is_ambiguous_option(word)
-    return found
+    return cleaned
 
 
 def _brief_value(name: str, value: str) -> str:
@@ -314,14 +314,14 @@ def _without_form(key: Any) -> Any:
 def _is_ambiguous_option(name: str) -> bool:
     """Return whether an option of this name takes secrets, or one that is none where it is a number or a file."""
     parted = _with_parted_words(name)
-    known = _SECRETS_NAME.search(parted) is not None and _NO_SECRETS.search(parted) is None
-    return known or _BRIEF_NAME.search(name) is not None
+    has_secret_name = _SECRETS_NAME.search(parted) is not None and _NO_SECRETS.search(parted) is None
+    return has_secret_name or _BRIEF_NAME.search(name) is not None
 
 
 def _is_secret(name: str) -> bool:
     parted = _with_parted_words(name)
-    known = _SECRET_NAME.search(parted) is not None or _VARIABLE.search(name) is not None
-    return known and _NO_SECRET.search(parted) is None
+    has_secret_name = _SECRET_NAME.search(parted) is not None or _VARIABLE.search(name) is not None
+    return has_secret_name and _NO_SECRET.search(parted) is None
 
 
 def _with_parted_words(name: str) -> str:

@@ -80,16 +80,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The run folders, and how to look at them; tests of other processes (xdist) included."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
-    found = {
+    runs = {
         value: report.nodeid
         for report in reports
         if getattr(report, "when", None) == "call"
         for name, value in report.user_properties
         if name == _PROPERTY
     }
-    if found:
+    if runs:
         terminalreporter.section("stepscope")
-        for path, test in found.items():
+        for path, test in runs.items():
             terminalreporter.line(f"{test}: stepscope report {_from_here(path)}")
 
 
@@ -110,9 +110,9 @@ def _profiled(item: Any, steps: str) -> Any:
     from stepscope.record.profile import profile
 
     marker = item.get_closest_marker("stepscope")
-    given = {} if marker is None else dict(marker.kwargs)
+    options = {} if marker is None else dict(marker.kwargs)
     name = re.sub(r"[^\w.-]+", "-", item.name).strip("-") or "test"
-    return profile(**{"out": item.config.getoption("--stepscope-out"), "name": name, "steps": steps, **given})
+    return profile(**{"out": item.config.getoption("--stepscope-out"), "name": name, "steps": steps, **options})
 
 
 def _begun(item: pytest.Item, steps: str) -> Scope | None:

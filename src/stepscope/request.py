@@ -137,15 +137,15 @@ class Parameter:
 
     def _expand_range(self, text: str, parts: list[str]) -> Iterator[int]:
         """`1,2,8`, and `1,2,4,...,256`, which goes on by the same factor or difference."""
-        found: list[int] = []
+        numbers: list[int] = []
         for index, part in enumerate(parts):
             if part != "...":
-                found.append(self._check_bounds(part, self._single(part)))
+                numbers.append(self._check_bounds(part, self._single(part)))
                 continue
-            if len(found) < 2 or index + 1 >= len(parts):
+            if len(numbers) < 2 or index + 1 >= len(parts):
                 raise UsageError(f"{self.flag} {text}: '...' goes between numbers", f"{self.flag} 1,2,4,...,256")
-            found += _fill_range(found[-2], found[-1], self._single(parts[index + 1]))
-        yield from found
+            numbers += _fill_range(numbers[-2], numbers[-1], self._single(parts[index + 1]))
+        yield from numbers
 
     def _single(self, value: Any) -> Any:
         if self.type is bool:
@@ -157,8 +157,8 @@ class Parameter:
         return self._whole(value) if self.type is int else self._number(value)
 
     def _chosen(self, value: str) -> str:
-        known = self.option.choices() if callable(self.option.choices) else self.option.choices
-        if known is not None and value not in (names := list(known)):
+        choices = self.option.choices() if callable(self.option.choices) else self.option.choices
+        if choices is not None and value not in (names := list(choices)):
             raise UnknownName(self.option.kind or self.word.rstrip("s"), value, names)
         if self.option.check is not None:
             self.option.check(value)
@@ -196,7 +196,7 @@ class Parameter:
             pairs = {text.partition("=")[0]: text.partition("=")[2] for text in texts}
         return {name: self._check_bounds(number, self._number(number)) for name, number in pairs.items()}
 
-    def _check_bounds(self, given: Any, value: Any) -> Any:
+    def _check_bounds(self, stated: Any, value: Any) -> Any:
         about, bound = self.option, ""
         if about.least is not None and value < about.least:
             bound = f"must be {about.least:g} or more"
@@ -205,8 +205,8 @@ class Parameter:
         elif about.most is not None and value > about.most:
             bound = f"must be {about.most:g} or less"
         if bound:
-            shown = f"{given:g}" if isinstance(given, float) else given
-            raise UsageError(f"{self.flag} {shown}: {bound}", self._hint())
+            stated_text = f"{stated:g}" if isinstance(stated, float) else stated
+            raise UsageError(f"{self.flag} {stated_text}: {bound}", self._hint())
         return value
 
     def _usage_error(self, value: Any, noun: str) -> UsageError:
@@ -236,20 +236,22 @@ class Request:
 
         A field that ends with _ is also meant without it, since `import` and `from` are words of Python.
         """
-        known = {name.rstrip("_"): name for name in parameters(cls)}
+        field_names = {name.rstrip("_"): name for name in parameters(cls)}
         for name in settings:
-            if name.rstrip("_") not in known:
-                raise UnknownName(f"setting of '{kind}'", name, known.values())
-        given = {known[name.rstrip("_")]: value for name, value in settings.items()}
+            if name.rstrip("_") not in field_names:
+                raise UnknownName(f"setting of '{kind}'", name, field_names.values())
+        fields = {field_names[name.rstrip("_")]: value for name, value in settings.items()}
         for name, parameter in parameters(cls).items():
-            if parameter.option.default is REQUIRED and given.get(name) is None:
+            if parameter.option.default is REQUIRED and fields.get(name) is None:
                 raise UsageError(f"{parameter.name}: {parameter.option.help}", f"'{kind}' cannot be asked without it")
-        return cls(**given)
+        return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what belongs to the question, as plain data that JSON can hold; `from_settings` reads it."""
         return {
-            name: _plain(getattr(self, name)) for name, known in parameters(type(self)).items() if known.option.stored
+            name: _plain(getattr(self, name))
+            for name, parameter in parameters(type(self)).items()
+            if parameter.option.stored
         }
 
     def words(self, out: Path | None = None) -> list[str]:
@@ -277,8 +279,8 @@ class Request:
 
 def parameters(request: type[Request]) -> Mapping[str, Parameter]:
     """Return the options of a class of requests by the name of the field, in their order."""
-    known: Mapping[str, Parameter] = _parameters(request)  # type: ignore[arg-type]  # a class of dataclasses is hashable
-    return known
+    result: Mapping[str, Parameter] = _parameters(request)  # type: ignore[arg-type]  # a class of dataclasses is hashable
+    return result
 
 
 @cache
@@ -322,12 +324,12 @@ def _fill_range(before: int, last: int, end: int) -> list[int]:
     """Return what lies between `last` and `end`, by the factor of the two before where it is a whole one above 1."""
     if last <= before or end <= last or before < 1:
         raise UsageError(f"'{before},{last},...,{end}' does not grow", "for example 1,2,4,...,256")
-    factor, left = divmod(last, before)
-    found: list[int] = []
+    factor, remainder = divmod(last, before)
+    numbers: list[int] = []
     value = last
-    while (value := value * factor if left == 0 else value + (last - before)) < end:
-        found.append(value)
-    return found
+    while (value := value * factor if remainder == 0 else value + (last - before)) < end:
+        numbers.append(value)
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -358,8 +360,8 @@ def amount_text(value: float, unit: str) -> str:
     """Return an amount as it would be typed; what is typed so is this very number again."""
     if unit not in _SHOWN:
         return str(_plain(value))
-    shown, exact = _SHOWN[unit]
-    text = f"{value / UNITS[unit].factors[shown.lower()]:.12g}{shown}"
+    symbol, exact = _SHOWN[unit]
+    text = f"{value / UNITS[unit].factors[symbol.lower()]:.12g}{symbol}"
     return text if parse_amount("", text, unit) == value else f"{value!r}{exact}"
 
 
@@ -378,13 +380,13 @@ def parse_amount(name: str, text: str, unit: str, bare: str = "", example: str =
     A share without its sign is one below 1, and from 1 on in the unit `bare`. UsageError where it is none; `name` is
     what the message calls it.
     """
-    known = UNITS[unit]
-    found = re.fullmatch(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*([^\d\s].*|)", text.strip().lower())
-    if found is None or found[2] not in known.factors:
-        raise UsageError(f"{name} {text}: not {known.noun}", f"for example {name} {example or known.example}")
-    number, called = float(found[1]), found[2] or bare.lower()
-    if unit == "share" and not found[2] and number < 1:
-        called = ""
+    notation = UNITS[unit]
+    match = re.fullmatch(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*([^\d\s].*|)", text.strip().lower())
+    if match is None or match[2] not in notation.factors:
+        raise UsageError(f"{name} {text}: not {notation.noun}", f"for example {name} {example or notation.example}")
+    number, symbol = float(match[1]), match[2] or bare.lower()
+    if unit == "share" and not match[2] and number < 1:
+        symbol = ""
     if not math.isfinite(number):
-        raise UsageError(f"{name} {text}: not {known.noun}", f"for example {name} {example or known.example}")
-    return number * known.factors[called]
+        raise UsageError(f"{name} {text}: not {notation.noun}", f"for example {name} {example or notation.example}")
+    return number * notation.factors[symbol]

@@ -23,8 +23,8 @@ def last_runs(count: int, runs: str | Path = RUNS) -> list[Path]:
     """The newest runs below a folder that have steps, the oldest of them first. RunNotFound where there are fewer."""
     folders = [folder for folder in run_folders(Path(runs)) if has_steps(folder)]
     if len(folders) < count:
-        found = f"{len(folders)} run{'' if len(folders) == 1 else 's'} with steps"
-        raise RunNotFound(f"there are {found} below '{runs}', not {count}", "name the runs, or record one more")
+        count_text = f"{len(folders)} run{'' if len(folders) == 1 else 's'} with steps"
+        raise RunNotFound(f"there are {count_text} below '{runs}', not {count}", "name the runs, or record one more")
     return _newest(folders, count)
 
 
@@ -53,10 +53,10 @@ def find_run(run: str | Path, runs: str | Path = RUNS) -> Path:
 
     A path that is there goes first. Raises RunNotFound where "last" is asked for and there is no run.
     """
-    meant, below = Path(run), Path(runs)
-    if meant.parts[:1] == (NEWEST,) and not meant.exists():
+    path, below = Path(run), Path(runs)
+    if path.parts[:1] == (NEWEST,) and not path.exists():
         folders = run_folders(below)
         if not folders:
             raise RunNotFound(f"there is no run below '{below}'", "record one: stepscope run lenet")
-        return _newest(folders, 1)[0].joinpath(*meant.parts[1:])
-    return below / meant if not meant.exists() and (below / meant).is_dir() else meant
+        return _newest(folders, 1)[0].joinpath(*path.parts[1:])
+    return below / path if not path.exists() and (below / path).is_dir() else path

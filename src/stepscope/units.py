@@ -40,9 +40,9 @@ def amount(value: float | None, unit: str, digits: int = 3) -> str:
     """A value of any unit or of none: "12.1 ms", "12.5 %", "2 cores", "340 samples/s", "51 °C"."""
     if value is None:
         return NOT_MEASURED
-    scale, shown = _scale(value, unit)
+    scale, symbol = _scale(value, unit)
     text = _digits(value / scale, unit, digits)
-    return f"{text} {'core' if shown == 'cores' and text == '1' else shown}".rstrip()
+    return f"{text} {'core' if symbol == 'cores' and text == '1' else symbol}".rstrip()
 
 
 def estimate(value: float | None, low: float | None, high: float | None, unit: str, digits: int = 3) -> str:
@@ -82,8 +82,8 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
     """What divides a value for people to read it, and the unit that it then has."""
     if unit in ("ns", "s"):
         factor = 1.0 if unit == "ns" else 1e-9
-        scale, shown = next((pair for pair in _TIME if abs(value) / factor >= pair[0]), _TIME[-1])
-        return scale * factor, shown
+        scale, symbol = next((pair for pair in _TIME if abs(value) / factor >= pair[0]), _TIME[-1])
+        return scale * factor, symbol
     if unit in _SHARES:
         return 0.01, "%"
     if (("/" in unit or " " in unit) and unit not in ("B/s", "FLOP/s")) or unit in _NO_PREFIX:
@@ -160,8 +160,8 @@ def join_interval(low: str, high: str) -> str:
 
 def _prefix(value: float, unit: str) -> tuple[float, str]:
     """The largest prefix that leaves 1 or more; of 0 none."""
-    known = _SMALL_PREFIXES if unit in _DIVIDED and value else _PREFIXES
-    return next(((scale, prefix) for scale, prefix in known if abs(value) >= scale), known[-1])
+    prefixes = _SMALL_PREFIXES if unit in _DIVIDED and value else _PREFIXES
+    return next(((scale, prefix) for scale, prefix in prefixes if abs(value) >= scale), prefixes[-1])
 
 
 def duration(ns: float | None, digits: int = 3) -> str:

@@ -141,7 +141,7 @@ def test_a_calibration_is_kept_for_the_device_and_goes_into_the_channels_and_doc
     path = save_calibrations(tmp_path, found)
     assert load_calibrations(tmp_path) == found
     seen = Survey({"ina3221": OpenSensor((CHANNEL,), lambda: [1.0], lambda: None)}, {})
-    (channel,) = with_calibrations(seen, tmp_path).found["ina3221"].channels
+    (channel,) = with_calibrations(seen, tmp_path).sensors["ina3221"].channels
     assert channel.calibration == asdict(found[CHANNEL.id])
     assert diagnose(tmp_path)[0]["calibrated"] == {CHANNEL.id: asdict(found[CHANNEL.id])}
     path.write_text("{")
@@ -168,7 +168,7 @@ def test_a_calibration_is_of_this_very_device_and_channel(tmp_path: Path, monkey
 
     def applied(channel: Channel) -> dict[str, Any] | None:
         seen = Survey({"ina3221": OpenSensor((channel,), lambda: [1.0], lambda: None)}, {})
-        return with_calibrations(seen, first).found["ina3221"].channels[0].calibration
+        return with_calibrations(seen, first).sensors["ina3221"].channels[0].calibration
 
     assert applied(replace(plain, source="/sys/class/hwmon/hwmon5/power1_input")) is not None
     other = replace(plain, source="/sys/class/hwmon/hwmon3/power2_input")

@@ -157,7 +157,7 @@ def test_a_sensor_that_hangs_when_it_is_asked_holds_up_none_of_the_others(
     )
     monkeypatch.setattr("stepscope.record.sensors._GRACE_S", 0.01)
     seen = survey_sensors(tmp_path, Target(1), patience_s=0.02)
-    assert set(seen.found) == {"sampler"}
+    assert set(seen.sensors) == {"sampler"}
     assert seen.missing == {"stuck": NoSensor("failed", NO_ANSWER)}
     let_go.set()
     until(lambda: closed)

@@ -66,17 +66,17 @@ def test_a_sensor_leaves_no_descriptor_open_after_close(name: str) -> None:
 
 def test_channel_ids_are_unique_and_name_their_sensor() -> None:
     seen = survey_sensors(Path("/"), Target(os.getpid()))
-    channels = [channel for found in seen.found.values() for channel in found.channels]
-    for found in seen.found.values():
+    channels = [channel for found in seen.sensors.values() for channel in found.channels]
+    for found in seen.sensors.values():
         found.close()
     assert len({channel.id for channel in channels}) == len(channels)
-    assert {channel.sensor for channel in channels} == set(seen.found)
-    assert set(seen.found) | set(seen.missing) == set(SENSORS)
+    assert {channel.sensor for channel in channels} == set(seen.sensors)
+    assert set(seen.sensors) | set(seen.missing) == set(SENSORS)
 
 
 def test_a_survey_measures_what_a_read_costs() -> None:
     seen = survey_sensors(Path("/"), Target(os.getpid()))
-    for found in seen.found.values():
+    for found in seen.sensors.values():
         found.close()
         assert all(channel.read_cost_ns and channel.read_cost_ns > 0 for channel in found.channels)
 

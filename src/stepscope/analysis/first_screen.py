@@ -197,11 +197,12 @@ def _accuracy_headline(run: Run) -> Iterator[Headline]:
     result = run.meta.get("result") or {}
     accuracy, samples = result.get("accuracy"), result.get("accuracy_samples")
     if isinstance(accuracy, int | float):
-        data = (run.meta.get("workload") or {}).get("data")
-        said = [data.get("name"), _DATA.get(str(data.get("kind")))] if isinstance(data, dict) else []
-        if said and samples is not None and samples < (data.get("test_size") or 0):
-            said.append(f"{samples} of its {data['test_size']} test samples")
-        of = ", ".join(str(phrase) for phrase in said if phrase)
+        stated_data = (run.meta.get("workload") or {}).get("data")
+        data = stated_data if isinstance(stated_data, dict) else {}
+        phrases = [data.get("name"), _DATA.get(str(data.get("kind")))]
+        if samples is not None and samples < (data.get("test_size") or 0):
+            phrases.append(f"{samples} of its {data['test_size']} test samples")
+        of = ", ".join(str(phrase) for phrase in phrases if phrase)
         yield Headline("accuracy", "Accuracy on test data", float(accuracy), "1", note=of)
 
 

@@ -56,7 +56,7 @@ def calibrate(
     settings = {"plug": plug, "meter_command": meter_command, "meter_csv": meter_csv, "seconds": seconds,
              "accuracy": accuracy, "dry": dry}  # fmt: skip
     request = CalibrateRequest.from_settings({name: value for name, value in settings.items() if value is not None})
-    outcome = calibrate_device(request, progress or (lambda said: None))
+    outcome = calibrate_device(request, progress or (lambda _: None))
     return {name: asdict(calibration) for name, calibration in outcome.calibrations.items()}
 
 
@@ -71,7 +71,7 @@ def calibrate_device(request: CalibrateRequest, progress: Callable[[str], None])
     target = Target(os.getpid(), meters=meters)
     survey = survey_sensors(root, target)
     try:
-        theirs, channels = _split_meter_and_sensors(survey.found, meters)
+        theirs, channels = _split_meter_and_sensors(survey.sensors, meters)
         if meters and not theirs:
             why = "; ".join(f"{name}: {missing.detail}" for name, missing in survey.missing.items() if name in _NAMES)
             raise UsageError(f"the meter does not answer: {why or 'no power in what it says'}", "check its address")
@@ -80,9 +80,9 @@ def calibrate_device(request: CalibrateRequest, progress: Callable[[str], None])
                 "no sensor of power or energy answers here: there is nothing to calibrate",
                 "'stepscope doctor' says what would enable one",
             )
-        recorded = record_square(survey.found, target, request.seconds, progress)
+        recorded = record_square(survey.sensors, target, request.seconds, progress)
     finally:
-        for sensor in survey.found.values():
+        for sensor in survey.sensors.values():
             sensor.close()
     command = shown_command(request.meter_command) if request.meter_command else None
     name = request.plug or command or str(request.meter_csv)

@@ -242,7 +242,9 @@ def doctor(
     request = DoctorRequest(characterise, None, ceilings, threads, precision, device, simulate)
     with sensor_root(request.simulate, str(root or os.environ.get("STEPSCOPE_ROOT") or "/")) as chosen:
         top = Path(chosen.root or "/")
-        measure = (lambda seen, target: measure_and_save_power_sensors(seen, target, top)[1]) if characterise else None
+        measure = (
+            (lambda survey, target: measure_and_save_power_sensors(survey, target, top)[1]) if characterise else None
+        )
         answer = diagnose(top, request.simulate, measure)[0]
     if not ceilings:
         return answer

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def study_progress(wanted: bool) -> Iterator[ProgressCallbacks]:
+def study_progress(enabled: bool) -> Iterator[ProgressCallbacks]:
     """Yield the progress of a study; drawn at most once a second, since drawing takes time from what is measured."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from stepscope.experiments.engine.engine import ProgressCallbacks
 
-    if not wanted:
+    if not enabled:
         yield ProgressCallbacks()
         return
     console = Console(stderr=True, highlight=False)
@@ -63,7 +63,7 @@ def study_progress(wanted: bool) -> Iterator[ProgressCallbacks]:
 
 
 @contextmanager
-def sweep_progress(folder: SweepFolder, wanted: bool) -> Iterator[ProgressCallbacks]:
+def sweep_progress(folder: SweepFolder, enabled: bool) -> Iterator[ProgressCallbacks]:
     """Yield the progress of a sweep.
 
     Drawn at most once a second, since drawing takes CPU time from what is measured; what is left is forecast between
@@ -77,7 +77,7 @@ def sweep_progress(folder: SweepFolder, wanted: bool) -> Iterator[ProgressCallba
 
     order, ended = folder.order, folder.results()
     console = Console(stderr=True, highlight=False)
-    if not wanted:
+    if not enabled:
         yield ProgressCallbacks()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
@@ -90,8 +90,8 @@ def sweep_progress(folder: SweepFolder, wanted: bool) -> Iterator[ProgressCallba
         def draw() -> None:
             if not live:
                 return
-            left = "" if left_s is None else f"{duration(max(0.0, left_s - now.seconds()) * 1e9, 2)} left"
-            progress.update(task, description=f"{now.name} {now.seconds():.0f} s", left=left, refresh=True)
+            remaining = "" if left_s is None else f"{duration(max(0.0, left_s - now.seconds()) * 1e9, 2)} left"
+            progress.update(task, description=f"{now.name} {now.seconds():.0f} s", left=remaining, refresh=True)
 
         def begins(point: SweepPoint, place: int, count: int) -> None:
             now.begin(point.title)
@@ -139,14 +139,14 @@ def outcome_label(result: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def fleet_progress(folder: FleetFolder, wanted: bool) -> Iterator[FleetCallbacks]:
+def fleet_progress(folder: FleetFolder, enabled: bool) -> Iterator[FleetCallbacks]:
     """Yield the progress lines of a fleet's sweep."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from stepscope.experiments.fleet.scheduling import FleetCallbacks
 
-    if not wanted:
+    if not enabled:
         yield FleetCallbacks()
         return
     console = Console(stderr=True, highlight=False)

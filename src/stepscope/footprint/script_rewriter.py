@@ -266,7 +266,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     LEAVES: lambda _number, *_values: True,
     ANSWERED: lambda _number, answer, *_values: answer,
     LEFT: lambda *_given: None,
-    ENUMERATE: lambda plain, *given, **options: plain(*given, **options),
+    ENUMERATE: lambda plain, *arguments, **options: plain(*arguments, **options),
     NEXT: lambda plain, iterator: plain(iterator),
 }
 

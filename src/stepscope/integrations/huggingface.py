@@ -97,16 +97,16 @@ class Hooks(Recording):
 
 def _own_trainer_test(callback: Any) -> Callable[[Any], bool]:
     """Return whether a trainer is the one that has this callback."""
-    found: weakref.ref[Any] | None = None
+    own_trainer: weakref.ref[Any] | None = None
 
     def concerns(trainer: Any) -> bool:
-        nonlocal found
-        if found is None:
+        nonlocal own_trainer
+        if own_trainer is None:
             handler = vars(trainer).get("callback_handler")
             if not any(other is callback for other in getattr(handler, "callbacks", ())):
                 return False
-            found = weakref.ref(trainer)
-        return found() is trainer
+            own_trainer = weakref.ref(trainer)
+        return own_trainer() is trainer
 
     return concerns
 

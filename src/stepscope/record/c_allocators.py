@@ -59,17 +59,17 @@ def child_environment(name: str, root: Path = Path("/"), inherited: Mapping[str,
     ]
     if name == "pinned":
         tunables.append(_TUNABLE)
-    said = {"LD_PRELOAD": ":".join(preloads), "GLIBC_TUNABLES": ":".join(tunables)}
-    return environment | {key: value for key, value in said.items() if value}
+    variables = {"LD_PRELOAD": ":".join(preloads), "GLIBC_TUNABLES": ":".join(tunables)}
+    return environment | {key: value for key, value in variables.items() if value}
 
 
 def tcmalloc_library(root: Path = Path("/")) -> Path:
     """Path of libtcmalloc, the minimal one first; MissingDependency names the packages that have it."""
     for library in _LIBRARIES:
         for folder in _FOLDERS:
-            found = sorted(root.glob(f"{folder}/{library}"))
-            if found:
-                return found[-1]
+            candidates = sorted(root.glob(f"{folder}/{library}"))
+            if candidates:
+                return candidates[-1]
     raise MissingDependency(
         "tcmalloc is not installed",
         "sudo apt install libtcmalloc-minimal4 (Debian 13, Ubuntu 24.04 and newer: libtcmalloc-minimal4t64; "
@@ -79,8 +79,8 @@ def tcmalloc_library(root: Path = Path("/")) -> Path:
 
 def jemalloc_library() -> Path | None:
     """Path of libjemalloc; null where it is not installed."""
-    found = [path for folder in _FOLDERS for path in sorted(Path("/").glob(f"{folder}/libjemalloc.so*"))]
-    return found[-1] if found else None
+    candidates = [path for folder in _FOLDERS for path in sorted(Path("/").glob(f"{folder}/libjemalloc.so*"))]
+    return candidates[-1] if candidates else None
 
 
 def current_allocator_facts() -> dict[str, Any]:

@@ -48,14 +48,14 @@ def diagnose(
     target = Target(os.getpid())
     survey = survey_sensors(root, target)
     try:
-        meters = [name for name, sensor in survey.found.items() if tells_power(sensor)]
-        silent = [name for name, sensor in survey.found.items() if measures_power(sensor) and name not in meters]
+        meters = [name for name, sensor in survey.sensors.items() if tells_power(sensor)]
+        silent = [name for name, sensor in survey.sensors.items() if measures_power(sensor) and name not in meters]
         profiles = {} if measure is None else measure(survey, target)
-        sensor_profiles = profiles or load_profiles(device_identity(root, survey.found)) or {}
+        sensor_profiles = profiles or load_profiles(device_identity(root, survey.sensors)) or {}
     finally:
-        for sensor in survey.found.values():
+        for sensor in survey.sensors.values():
             sensor.close()
-    sensors = {name: with_profiles(sensor, sensor_profiles, 0) for name, sensor in survey.found.items()}
+    sensors = {name: with_profiles(sensor, sensor_profiles, 0) for name, sensor in survey.sensors.items()}
     channels = [
         {**asdict(c), "source": as_seen_below(root, c.source), "every_ns": sensor.every_ns}
         for sensor in sensors.values()
@@ -100,14 +100,14 @@ def measure_and_save_power_sensors(
     """
     from stepscope.record.sampler.characterise import build_profiles, poll_through_load_step
 
-    if not any(tells_power(sensor) for sensor in survey.found.values()):
+    if not any(tells_power(sensor) for sensor in survey.sensors.values()):
         raise UsageError(
             "no sensor of power or energy answers here: there is nothing to characterise",
             "'stepscope doctor' says what would enable one",
         )
-    observation = poll_through_load_step(survey.found, target.clock, progress=progress)
+    observation = poll_through_load_step(survey.sensors, target.clock, progress=progress)
     profiles = build_profiles(observation)
-    save_profiles(device_identity(root, survey.found), profiles)
+    save_profiles(device_identity(root, survey.sensors), profiles)
     return observation, profiles
 
 

@@ -111,27 +111,27 @@ def measure_empty_process(
             timeout=_TIMEOUT_S,
             check=True,
         )
-        found = _figures_from_json(json.loads(ended.stdout.splitlines()[-1]))
+        figures = _figures_from_json(json.loads(ended.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
-    if found is not None:
-        _store(_key(allocator, threads, names), found, cache)
-    return found
+    if figures is not None:
+        _store(_key(allocator, threads, names), figures, cache)
+    return figures
 
 
 def empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
     """Return its peak resident memory, B, kept or measured; None where it cannot be measured."""
-    found = empty_process(allocator, cache=cache)
-    return None if found is None else found.resident
+    figures = empty_process(allocator, cache=cache)
+    return None if figures is None else figures.resident
 
 
 def cached_empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
     """Return the resident bytes that an earlier run cached; None without them."""
-    found = cached_empty_process(allocator, cache=cache)
-    return None if found is None else found.resident
+    figures = cached_empty_process(allocator, cache=cache)
+    return None if figures is None else figures.resident
 
 
-def write_empty_process_bytes(run: Path, says: Callable[[str], object] = lambda said: None) -> None:
+def write_empty_process_bytes(run: Path, says: Callable[[str], object] = lambda _: None) -> None:
     """Write it into a run that lacks it, measured now where it is not known (seconds): after the run, not beside it."""
     from stepscope.runfolder import RunWriter
 
@@ -154,8 +154,10 @@ def _figures_from_json(content: object) -> EmptyProcess | None:
     """Return the figures from JSON; None for a damaged file, or one of an older version."""
     if not isinstance(content, dict) or not all(isinstance(value, int) for value in content.values()):
         return None
-    known = {name: value for name, value in content.items() if name in EmptyProcess.__dataclass_fields__ and value > 0}
-    return EmptyProcess(**known) if "resident" in known else None
+    figures = {
+        name: value for name, value in content.items() if name in EmptyProcess.__dataclass_fields__ and value > 0
+    }
+    return EmptyProcess(**figures) if "resident" in figures else None
 
 
 def _cached(cache: Path | None) -> dict[str, Any]:
@@ -164,11 +166,11 @@ def _cached(cache: Path | None) -> dict[str, Any]:
     return {}
 
 
-def _store(key: str, found: EmptyProcess, cache: Path | None) -> None:
+def _store(key: str, figures: EmptyProcess, cache: Path | None) -> None:
     """Cache the figures; where that cannot be, the next run measures again."""
-    known = {name: value for name, value in asdict(found).items() if value is not None}
+    entry = {name: value for name, value in asdict(figures).items() if value is not None}
     with contextlib.suppress(RuntimeError):
-        try_store_json(_file(cache), {**_cached(cache), key: known})
+        try_store_json(_file(cache), {**_cached(cache), key: entry})
 
 
 def installed_version(package: str) -> str | None:

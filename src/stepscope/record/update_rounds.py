@@ -99,7 +99,7 @@ class OptimizerRounds:
         if joins and not self._seen and key != self._closer:
             self._known.add(key)  # it ends a step that was taken for ended
             return
-        before = [seen for seen, _, _ in self._seen]
+        before = [entry for entry, _, _ in self._seen]
         if key in before:  # the last one before it closed the round, if none that is known to do so came
             self._closer = before[-1]
             self._close_late()

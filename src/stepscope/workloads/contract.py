@@ -282,8 +282,8 @@ class Workload:
         """Return what loads these data, as `prepare` takes them; an error where they are not there, before any work."""
         if data is None:
             return self.data.load
-        known = {source.name for source in self.sources}
-        if isinstance(data, Path) or (data not in known and Path(data).exists()):
+        names = {source.name for source in self.sources}
+        if isinstance(data, Path) or (data not in names and Path(data).exists()):
             if self.own_data is None:
                 raise UsageError(f"'{self.name}' takes no file or folder of your own", "leave the data out")
             return partial(self.own_data, Path(data))

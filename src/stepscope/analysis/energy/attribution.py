@@ -451,7 +451,7 @@ def _assemble_attribution(
     coarser, _ = adjust_to_total(seconds * coarse.watts, covariance, total)
     sharper, _ = adjust_to_total(joules + seconds * errors.without_smear, covariance, total)
     gap = (total.joules - joules.sum()) / total.joules
-    if total.seen <= FULL_TIME:  # what it did not look at, the fit knows better; that they differ is an error too
+    if total.coverage <= FULL_TIME:  # what it did not look at, the fit knows better; that they differ is an error too
         whole = float(adjusted.sum())
         errors_of_whole = max(float(covariance_closed.sum()), 0.0) ** 0.5, (whole - total.joules) / 2
         total = replace(total, joules=whole, sd=float(np.hypot(*errors_of_whole)))

@@ -369,7 +369,9 @@ def register_weight(channel: dict[str, Any]) -> float | None:
 def stored_calibrations(results: ResultCache, name: str) -> dict[str, SensorCalibration]:
     """Return what an earlier reader found of each channel in these very files; empty where there is none."""
     return (
-        results.load(name, lambda kept: {channel: calibration_from_json(known) for channel, known in kept.items()})
+        results.load(
+            name, lambda stored: {channel: calibration_from_json(sensor) for channel, sensor in stored.items()}
+        )
         or {}
     )
 

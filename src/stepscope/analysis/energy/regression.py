@@ -156,9 +156,9 @@ def _updated_prior_sd(spread: Floats, level: Ints, moved: Floats, decided: Float
     for which in LEARNT:
         mine = level == which
         if mine.any():
-            shown = np.sqrt(float((moved[mine] ** 2).sum()) / max(float(decided[mine].sum()), 1e-3))
+            learnt_sd = np.sqrt(float((moved[mine] ** 2).sum()) / max(float(decided[mine].sum()), 1e-3))
             least, top = _LEAST[which] * power, (most if which == KIND else ANY_SPREAD) * power
-            new[which] = np.clip(shown, least, max(top, least))
+            new[which] = np.clip(learnt_sd, least, max(top, least))
     return new
 
 
@@ -264,7 +264,7 @@ class MeasuredTotal:
 
     joules: float
     sd: float
-    seen: float
+    coverage: float
 
 
 def measured_total(readings: Readings, width: Floats, weight: Floats, seconds: float) -> MeasuredTotal:
@@ -297,7 +297,7 @@ def adjust_to_total(joules: Floats, covariance: Floats, total: MeasuredTotal) ->
     gain = along / (along.sum() + total.sd**2)
     closed = covariance - np.outer(gain, along)
     updated = remove_negative_energies(joules + gain * (total.joules - joules.sum()), closed)
-    if total.seen > FULL_TIME and updated.sum() > 0:
+    if total.coverage > FULL_TIME and updated.sum() > 0:
         updated = updated * (total.joules / updated.sum())
     return updated, closed
 

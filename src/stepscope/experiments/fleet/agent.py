@@ -118,8 +118,8 @@ def _device_description() -> dict[str, Any]:
     from stepscope.record.sensors.contract import Target
 
     survey = survey_sensors(Path("/"), Target(os.getpid()))
-    power = [name for name, sensor in survey.found.items() if measures_power(sensor)]
-    for sensor in survey.found.values():
+    power = [name for name, sensor in survey.sensors.items() if measures_power(sensor)]
+    for sensor in survey.sensors.values():
         sensor.close()
     return {
         "versions": installed_versions(),

@@ -122,7 +122,7 @@ KINDS = {
 }
 
 
-def with_every_optimizer(workload: Workload, tell: Callable[[Optimizer], None] = lambda made: None) -> Workload:
+def with_every_optimizer(workload: Workload, tell: Callable[[Optimizer], None] = lambda _: None) -> Workload:
     """The workload, ready to be trained by each of KINDS; `tell` hears of every optimizer that is made."""
     hyperparameters = {name: dict(values) for name, values in workload.hyperparameters.items()}
     rules = {

@@ -139,7 +139,7 @@ class Arm:
         """Return the ratio of its step time to that of the training as is: (ratio, low, high)."""
         couples = sorted({couple for _, couple in self.pairs})
         if self.of_process and couples:
-            logs = [[log for log, couple in self.pairs if couple == wanted] for wanted in couples]
+            logs = [[log for log, other in self.pairs if other == couple] for couple in couples]
             interval = process_interval(logs, confidence)
         else:
             interval = ratio_interval([log for log, _ in self.pairs], confidence)

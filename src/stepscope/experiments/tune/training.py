@@ -77,7 +77,7 @@ class Observer:
         if self.loader is None:
             stream = isinstance(getattr(iterator, "_dataset", None), torch.utils.data.IterableDataset)
             names = {"workers": "_num_workers", "prefetch": "_prefetch_factor"}
-            counts = {name: int(getattr(iterator, held, 0) or 0) for name, held in names.items()}
+            counts = {name: int(getattr(iterator, attribute, 0) or 0) for name, attribute in names.items()}
             self.loader = {**counts, "stream": stream}
 
     def returned(self, module: nn.Module, output: Any) -> None: ...

@@ -276,7 +276,7 @@ class _SourceLineAssigner:
         if np.count_nonzero(self._step) > MOST_ROWS:
             name_numbers = [number for number, text in enumerate(texts) if text.startswith(_NOTED)]
             self._step &= np.isin(events.name, name_numbers)
-        self.found: list[SourceRange | None] = [None] * len(table.t0_ns)
+        self.ranges: list[SourceRange | None] = [None] * len(table.t0_ns)
         self._static: dict[Any, list[_Call]] = {}
         self._names: dict[int, frozenset[str]] = {}
         self._kinds: dict[int, type] = {}  # of module rows
@@ -313,8 +313,8 @@ class _SourceLineAssigner:
         self._assign_lines_of_backward(rows)
         for row in rows.tolist():  # parents come before children
             above = int(self._table.parent[row])
-            if self.found[row] is None and above != NO_PARENT:
-                self.found[row] = self.found[above]
+            if self.ranges[row] is None and above != NO_PARENT:
+                self.ranges[row] = self.ranges[above]
 
     def _assign_lines_of_modules(self, rows: list[int]) -> None:
         """The n-th call of a module is its n-th row."""
@@ -324,13 +324,13 @@ class _SourceLineAssigner:
         for row in rows:
             noted = of_module.get(int(self._texts[int(self._table.events.name[row])][len(MODULE_SCOPE) :]))
             if noted:
-                self._kinds[row], self.found[row] = noted.pop(0)
+                self._kinds[row], self.ranges[row] = noted.pop(0)
 
     def _assign_marked_lines(self, kind: str, rows: list[int]) -> None:
         noted = [self._sites.chosen(place) for _, place in self._sites.marks.get(kind, ())]
         for number, row in enumerate(rows):
             if noted:
-                self.found[row] = noted[min(number, len(noted) - 1)]
+                self.ranges[row] = noted[min(number, len(noted) - 1)]
 
     def _assign_lines_between(self, context: int, rows: list[int]) -> None:
         """Ops that a function calls itself: within the call of a module, or outside all."""
@@ -338,7 +338,7 @@ class _SourceLineAssigner:
         if calls is None:
             return  # a module of torch's own: what it calls has the line that calls it
         events = self._table.events
-        exact = [(int(self._table.t0_ns[row]), site) for row in rows if (site := self.found[row]) is not None]
+        exact = [(int(self._table.t0_ns[row]), site) for row in rows if (site := self.ranges[row]) is not None]
         if context == NO_PARENT:
             passes = self._sites.marks.get(_BACKWARD, ())
             exact += [(at, site) for at, place in passes if (site := self._sites.chosen(place)) is not None]
@@ -346,7 +346,7 @@ class _SourceLineAssigner:
         times = [at for at, _ in exact]
         gaps: dict[tuple[int, int], list[int]] = {}
         for row in rows:
-            if self.found[row] is None:
+            if self.ranges[row] is None:
                 gap = int(np.searchsorted(times, self._table.t0_ns[row]))
                 gaps.setdefault((gap, int(events.name[row])), []).append(row)
         for (gap, name), alike in gaps.items():
@@ -358,7 +358,7 @@ class _SourceLineAssigner:
             possible = [call.site for call in calls if call.name in names]
             near = [site for site in possible if _lies_between(site, before, after)] or possible
             for row, site in zip(alike, _distribute_lines(near, len(alike)), strict=True):
-                self.found[row] = site
+                self.ranges[row] = site
 
     def _calls_of(self, context: int) -> list[_Call] | None:
         kind = self._kinds.get(context) if context != NO_PARENT else None
@@ -391,24 +391,24 @@ class _SourceLineAssigner:
                 before[thread] = self._line_of_maker(made_by)
             elif "AccumulateGrad" not in self._texts[int(events.name[row])]:
                 before[thread] = None
-            self.found[row] = before.get(thread)
+            self.ranges[row] = before.get(thread)
             above = int(table.parent[row])
-            if above != NO_PARENT and self.found[above] is None:
-                self.found[above] = self.found[row]
+            if above != NO_PARENT and self.ranges[above] is None:
+                self.ranges[above] = self.ranges[row]
         for row in rows.tolist():
             name = self._texts[int(events.name[row])]
             if (
-                self.found[row] is None
+                self.ranges[row] is None
                 and table.parent[row] == NO_PARENT
                 and name.startswith(("autograd::", "torch::"))
             ):
                 number = int(np.searchsorted(times, table.t0_ns[row])) - 1
-                self.found[row] = passes[number][1] if number >= 0 else None
+                self.ranges[row] = passes[number][1] if number >= 0 else None
 
     def _line_of_maker(self, row: int) -> SourceRange | None:
-        while row != NO_PARENT and self.found[row] is None:
+        while row != NO_PARENT and self.ranges[row] is None:
             row = int(self._table.parent[row])
-        return None if row == NO_PARENT else self.found[row]
+        return None if row == NO_PARENT else self.ranges[row]
 
 
 def _first_calls(calls: Iterator[_Call]) -> Iterator[_Call]:
@@ -497,7 +497,7 @@ def sources_of(
     lines_by_key: dict[tuple[int, int, int], list[int]] = {}
     for row in rows.tolist():
         key = int(table.phase[row]), int(table.module[row]), int(table.events.name[row])
-        lines_by_key.setdefault(key, []).append(label.number(reader.found[row]))
+        lines_by_key.setdefault(key, []).append(label.number(reader.ranges[row]))
     lines_of_rows = [
         [
             PHASES[phase],

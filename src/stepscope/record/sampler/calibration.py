@@ -337,7 +337,7 @@ def _read_calibrations(device: Mapping[str, Any]) -> dict[str, Calibration]:
 
 def with_calibrations(survey: Survey, root: Path) -> Survey:
     """The sensors with what a meter showed of their channels on this device."""
-    calibrations = load_calibrations(root) if survey.found else {}
+    calibrations = load_calibrations(root) if survey.sensors else {}
     if not calibrations:
         return survey
 
@@ -347,9 +347,10 @@ def with_calibrations(survey: Survey, root: Path) -> Survey:
         return replace(channel, calibration=asdict(calibration)) if fits and calibration else channel
 
     sensors = {
-        name: replace(sensor, channels=tuple(map(calibrated, sensor.channels))) for name, sensor in survey.found.items()
+        name: replace(sensor, channels=tuple(map(calibrated, sensor.channels)))
+        for name, sensor in survey.sensors.items()
     }
-    return replace(survey, found=sensors)
+    return replace(survey, sensors=sensors)
 
 
 def _channel_facts(channel: Channel) -> dict[str, str | None]:

@@ -289,14 +289,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     survey = survey_sensors(options.root, target)
     profiles: Mapping[str, SensorProfile] = {}
     if may_characterise(options.root, options.characterise):
-        profiles = recall_or_measure(options.root, survey.found, target.clock, _announce_characterising, events)
+        profiles = recall_or_measure(options.root, survey.sensors, target.clock, _announce_characterising, events)
     survey = with_calibrations(survey, options.root)
     streams, readers = opener.open(survey, profiles)
     sampling = Sampling(streams, events, target.pace, options.period_ns, options.dither, readers)
     sampling.late_streams = opener.late_streams(survey, options.look_again_ns)
     sampling.pack_parts = packing.start_packing_if_due
     signal.signal(signal.SIGTERM, lambda *_: setattr(sampling, "stopped", True))
-    if not survey.found:
+    if not survey.sensors:
         events.write("no-sensors", "no sensor answers on this machine; channels.json says why")
     reduce_jitter(options.cpu)
     _print_line(b"ready\n")
@@ -363,7 +363,7 @@ class StreamOpener:
     def open(self, survey: Survey, profiles: Mapping[str, SensorProfile]) -> OpenStreams:
         """Open the streams of the sensors found: those for the loop, and readers with threads of their own."""
         self._missing, self._profiles = dict(survey.missing), profiles
-        return self._open_streams(survey.found)
+        return self._open_streams(survey.sensors)
 
     def late_streams(self, survey: Survey, every_ns: int) -> Callable[[], OpenStreams]:
         """Return a function that opens, at each call, streams of sensors and training processes that are new."""
@@ -377,16 +377,16 @@ class StreamOpener:
             begun = training.collect()
             self._sensors |= {name: sensor for name, (sensor, _) in begun.items()}
             self._missing |= {name: answer for name, (_, answer) in begun.items() if isinstance(answer, NoSensor)}
-            found = {name: answer for name, (_, answer) in begun.items() if isinstance(answer, OpenSensor)}
-            if found and self._others is not None:
+            opened = {name: answer for name, (_, answer) in begun.items() if isinstance(answer, OpenSensor)}
+            if opened and self._others is not None:
                 self._others.read_now()  # without the processes that have streams of their own from now on
             if not arrived:
-                return self._open_streams(found) if begun else ([], [])
-            ids = [channel.id for found in self._found.values() for channel in found.channels]
+                return self._open_streams(opened) if begun else ([], [])
+            ids = [channel.id for sensor in self._found.values() for channel in sensor.channels]
             for name in arrived:
                 message = f"sensor {name} answers now: {self._missing[name].reason} before"
                 self._events.write("sensor-joined", message, sensor=name)
-            return self._open_streams({**make_ids_unique(arrived, ids), **found})
+            return self._open_streams({**make_ids_unique(arrived, ids), **opened})
 
         return collect
 
@@ -434,10 +434,10 @@ class StreamOpener:
                 self._events.write("channels-not-written", message)
             self._table_is_old = True
 
-    def _stream(self, name: str, found: OpenSensor) -> Stream:
-        file = RowFile(self._run / "samples" / f"{name}.rows", len(found.channels), self._turn)
+    def _stream(self, name: str, opened: OpenSensor) -> Stream:
+        file = RowFile(self._run / "samples" / f"{name}.rows", len(opened.channels), self._turn)
         sensor = self._sensors[name]
-        return Stream(sensor, found, self._target, self._root, file, self._events, self._period_ns, self._dither)
+        return Stream(sensor, opened, self._target, self._root, file, self._events, self._period_ns, self._dither)
 
     def _warn(self, name: str, sensor: OpenSensor) -> None:
         finer = period_warning(sensor, self._period_ns)
@@ -482,11 +482,11 @@ class LateSensors:
                 self._asking.start()
             return {}
         self._asking = None
-        self._names -= set(survey.found)
-        self._asleep -= {*survey.found, *survey.missing}
+        self._names -= set(survey.sensors)
+        self._asleep -= {*survey.sensors, *survey.missing}
         self._asleep |= {name for name, why in survey.missing.items() if why.detail.endswith(ASLEEP)}
         self._names -= {name for name, why in survey.missing.items() if why.detail == NO_ANSWER}
-        return survey.found
+        return survey.sensors
 
     def _survey_missing(self, names: frozenset[str]) -> None:
         began_ns = self._clock()

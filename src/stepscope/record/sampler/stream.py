@@ -32,7 +32,7 @@ class Stream:
     def __init__(
         self,
         sensor: Sensor,
-        found: OpenSensor,
+        opened: OpenSensor,
         target: Target,
         root: Path,
         file: RowFile,
@@ -41,23 +41,23 @@ class Stream:
         dither: bool = False,
     ) -> None:
         self.name = sensor.NAME
-        self.every_ns = max(found.every_ns, period_ns)
-        self.slow = found.every_ns > period_ns
+        self.every_ns = max(opened.every_ns, period_ns)
+        self.slow = opened.every_ns > period_ns
         self.due_ns = 0
         self.file = file
         self.ended = False  # what it is of has ended: nothing more is read
-        power = measures_power(found)
+        power = measures_power(opened)
         self._share = POWER_CPU_SHARE if power else CPU_SHARE
-        self._starts_processes = found.blocking  # or may do so
-        self._last_cost_ns = read_cost_ns(found)
-        self._dear = read_cost_ns(found) > DEAR_NS
+        self._starts_processes = opened.blocking  # or may do so
+        self._last_cost_ns = read_cost_ns(opened)
+        self._dear = read_cost_ns(opened) > DEAR_NS
         # A power sensor keeps to deadlines of its own; the others meet in one tick, which is cheaper.
-        self._deadlines = Deadlines(target.clock(), self.every_ns, dither) if power or found.blocking else None
-        self._unpack = struct.Struct(f"<{len(found.channels)}d").unpack_from
-        self._liveness = Liveness(self.name, found.channels, events)
-        self._sensor, self._found, self._target, self._root, self._events = sensor, found, target, root, events
-        self._ids = [channel.id for channel in found.channels]
-        self._fetch, self._decode = found.fetch or found.read, found.decode
+        self._deadlines = Deadlines(target.clock(), self.every_ns, dither) if power or opened.blocking else None
+        self._unpack = struct.Struct(f"<{len(opened.channels)}d").unpack_from
+        self._liveness = Liveness(self.name, opened.channels, events)
+        self._sensor, self._found, self._target, self._root, self._events = sensor, opened, target, root, events
+        self._ids = [channel.id for channel in opened.channels]
+        self._fetch, self._decode = opened.fetch or opened.read, opened.decode
         self._fetched: list[tuple[int, int, Any]] = []  # what the loop has read, and when, since it was decoded last
         self._clock = target.clock
         self._lost_ns: int | None = None

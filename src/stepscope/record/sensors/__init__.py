@@ -22,7 +22,7 @@ _SLICE_S = 0.02
 class Survey:
     """Sensors that answered and those that did not, by name."""
 
-    found: dict[str, OpenSensor]
+    sensors: dict[str, OpenSensor]
     missing: dict[str, NoSensor]
 
 
