@@ -41,6 +41,7 @@ _LEAST_CAP_W = 250.0
 _TWINS_J = 1.0  # two dies that show one register differ by no more than what flows between the two reads
 _TWINS_FROM_J = 10_000.0  # below, two young counters may meet by chance
 _ZONE = re.compile(r"intel-rapl(-mmio)?((?::\d+)+)")
+_INTEL = {"dram", "psys", "uncore"}  # zones of Intel's alone, also of a simulated board, whose /proc is its host's
 _AMD = re.compile(r"^vendor_id\s*:\s*(AuthenticAMD|HygonGenuine)", re.MULTILINE)
 _NOT_READ = "its zone core is one core's on AMD: not read"
 _PACKAGE = re.compile(r"package-\d+(-die-\d+)?")
@@ -65,7 +66,7 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     """One counter a domain; a domain that the MMIO interface shows again is read once."""
     folder = root / "sys/class/powercap"
     everything = zones(folder)
-    is_amd = _AMD.search(read_line_or_empty(root / "proc/cpuinfo"))
+    is_amd = _AMD.search(read_line_or_empty(root / "proc/cpuinfo")) and not _INTEL & {zone.name for zone in everything}
     usable = [zone for zone in everything if not (is_amd and zone.name == "core")]
     if not usable:
         return NoSensor("absent", f"{folder}: no intel-rapl zone (Intel and AMD processors; not in virtual machines)")
