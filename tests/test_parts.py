@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from stepscope.runfolder import MEMORY, OPS, Part, RunReader, RunWriter, part_of
 from stepscope.runfolder.parts import MAGIC, from_bytes, to_bytes
-from stepscope.runfolder.tables import frame_of
 from stepscope.runfolder.schema import TABLES, TEXT
+from stepscope.runfolder.tables import frame_of
 
 MOST = 2**63 - 1
 WORDS = ["aten::addmm", "nn.Linear", "", "überlang", "a b\n"]

@@ -14,7 +14,7 @@ from tests.fabricate import CEILINGS, STEP, Op, Sampled, every_step, fabricate_r
 from stepscope.analysis.device.ceilings import ceilings_remedy, roofline, roofs, why_no_ceilings
 from stepscope.analysis.device.throttling import detect_throttling
 from stepscope.analysis.run import Run
-from stepscope.analysis.time.accelerators import launched_kernels, unrecorded_accelerator
+from stepscope.analysis.time.accelerators import accelerator_without_kernels, launched_kernels
 
 _GPU = {**CEILINGS, "device": "cuda"}
 _LAUNCHES = tuple(Op("aten::mm", "fc", "forward", 12, flops=2_000_000_000, bytes=4_000_000) for _ in range(400))
@@ -68,7 +68,7 @@ def test_launches_on_a_gpu_whose_kernels_were_not_recorded_are_bound_by_nothing(
 def test_an_accelerator_is_known_by_what_the_training_stated_and_by_memory_that_torch_had_of_it(tmp_path: Path) -> None:
     def accelerator(name: str, *sampled: Sampled, header: dict[str, Any] | None = None, **device: Any) -> str | None:
         path = fabricate_run(tmp_path / name, steps=12, sampled=sampled, header=header, device=device)
-        found = unrecorded_accelerator(Run(path))
+        found = accelerator_without_kernels(Run(path))
         return None if found is None else found.name
 
     used = [{"index": 1, "used": True}]

@@ -80,16 +80,16 @@ def test_the_truth_of_a_process_that_was_killed_is_not_known() -> None:
 def test_a_run_says_where_its_board_did_not_follow_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RunWriter.create(tmp_path, "lenet").path
+    run = RunWriter.create(tmp_path, "lenet")
     with simulate.start("laptop-battery", train(0)) as board:
         board._marker.failure = "OSError: no room"
     monkeypatch.setattr(board, "_truth", replace(board.truth(), lost_marks=7))
     board.save_truth(run)
-    stopped, lost = RunReader(run).events
+    stopped, lost = RunReader(run.path).events
     assert (stopped["kind"], lost["kind"]) == ("simulation-stopped", "marks-lost")
     assert "OSError: no room; its energy is not that of this training" in stopped["message"]
     assert "missed 7 changes" in lost["message"]
-    assert (run / TRUTH_FILE).is_file()
+    assert (run.path / TRUTH_FILE).is_file()
 
 
 def test_when_the_trainer_is_killed_the_board_ends_clears_up_and_keeps_the_truth(tmp_path: Path) -> None:

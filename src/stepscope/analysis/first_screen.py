@@ -18,7 +18,7 @@ from stepscope.analysis.device.throttling import detect_throttling
 from stepscope.analysis.memory.events import peak_by_module
 from stepscope.analysis.process_scopes import ALL, OWN
 from stepscope.analysis.summary import main_rail, module_rows, reserved_bytes
-from stepscope.analysis.time.accelerators import launched_kernels, unrecorded_accelerator
+from stepscope.analysis.time.accelerators import accelerator_without_kernels, launched_kernels
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import span_ns, steps_after_warmup
 from stepscope.quantities import KINDS, find_quantity
@@ -256,7 +256,7 @@ def _layer_rates(run: Run, frame: pl.DataFrame) -> pl.Series:
     busy = pl.coalesce("kernel_ns", pl.when(on_cpu).then(own_ns))
     rate = pl.when((busy > 0) & pl.col("flops").is_not_null()).then(pl.col("flops") / busy * 1e9)
     rates = layers_with_kernels.select(rate.cast(pl.Float64).alias("flops_per_s")).to_series()
-    return rates.clear(len(rates)) if unrecorded_accelerator(run) is not None else rates
+    return rates.clear(len(rates)) if accelerator_without_kernels(run) is not None else rates
 
 
 def _energy_of_layers(run: Run) -> pl.DataFrame:

@@ -113,19 +113,14 @@ def _achieved_rate(metric: str, steps: pl.DataFrame, counted: pl.Series, which: 
 def core_utilisation(run: RunReader) -> list[Measured]:
     """Utilisation of each core (Eq. 1): active time of the core / total time."""
     span = span_ns(run)
-    return [
-        _mean_utilisation("core_utilisation", series, span, "1", 1.0)
-        for series in _busy_time_of_cores(run)
-        if span is not None
-    ]
+    cores = [] if span is None else _core_series(run)
+    return [_mean_utilisation("core_utilisation", series, span, "1", 1.0) for series in cores if span is not None]
 
 
 def mean_cpu_utilisation(run: RunReader) -> list[Measured]:
     """Mean utilisation of all N cores (Eq. 2): the sum of their utilisations / N."""
     span = span_ns(run)
-    cores = (
-        [] if span is None else [(series, _utilisation_windows(span, series)) for series in _busy_time_of_cores(run)]
-    )
+    cores = [] if span is None else [(series, _utilisation_windows(span, series)) for series in _core_series(run)]
     if not cores or len({len(busy.rates) for _, busy in cores}) > 1:
         return []
     series, busy = cores[0]
@@ -145,15 +140,13 @@ def process_cpu_utilisation(run: RunReader) -> list[Measured]:
     if span is None:
         return []
     return [
-        _mean_utilisation(
-            "process_cpu_utilisation", series, span, "cores", float(len(_busy_time_of_cores(run)) or np.inf)
-        )
+        _mean_utilisation("process_cpu_utilisation", series, span, "cores", float(len(_core_series(run)) or np.inf))
         for series in series_of(run, "process_cpu_time")
     ]
 
 
 def _cpu_of_several(run: RunReader, span: tuple[int, int] | None) -> Iterator[Measured]:
-    most = float(len(_busy_time_of_cores(run)) or np.inf)
+    most = float(len(_core_series(run)) or np.inf)
     metric, read = "process_cpu_utilisation", {series.scope: series for series in series_of(run, "process_cpu_time")}
     whole = cpu_of_all(run)
     if whole is not None and span is not None:
@@ -172,7 +165,7 @@ def idle_residency(run: RunReader) -> list[Measured]:
     Windows are as short as the counter resolves; up to half a tick or 1 % of a window counts as 0.
     """
     rows, span = [], span_ns(run)
-    for series in _busy_time_of_cores(run):
+    for series in _core_series(run):
         assert span is not None
         busy = growth_windows(series, *span, shortest_window_ns(series))
         rates = busy.rates[~np.isnan(busy.rates)]
@@ -201,7 +194,7 @@ def _median_of_steps(metric: str, values: pl.Series, unit: str, which: str) -> l
     return [Measured(metric, "run", median.value, unit, median.low, median.high, len(values), "steps", note)]
 
 
-def _busy_time_of_cores(run: RunReader) -> list[Series]:
+def _core_series(run: RunReader) -> list[Series]:
     return [] if span_ns(run) is None else core_busy_time(run)
 
 

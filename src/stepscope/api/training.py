@@ -19,6 +19,7 @@ from stepscope.record.ceilings import write_ceilings
 from stepscope.record.empty_process import write_empty_process_bytes
 from stepscope.record.settings import Schedule, Settings, parse_max_disk, sampling_period_ns
 from stepscope.record.train import EXIT_CODES, TrainingChoices, torch_threads, train_workload
+from stepscope.runfolder import RunWriter
 from stepscope.simulate import sensor_root
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def measure(
             TrainingChoices(batch, optimizer, device, seed, lr, precision), stop=stop,
             progress=progress or (lambda step, loss: None),
         )  # fmt: skip
-        chosen.runs.append(path)
+        chosen.runs.append(RunWriter.attach(path))
     if code == _INTERRUPTED:
         raise KeyboardInterrupt
     if code == 0 and memory != "off":

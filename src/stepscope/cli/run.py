@@ -114,7 +114,7 @@ def _run(
         else:
             _set_threads(request.threads)
             path, code = _train_workload(request, settings, quiet or live, config)
-        place.runs.append(path)
+        place.runs.append(RunWriter.attach(path))
     if config is not None:
         with print_failures("the run does not state its configuration"):
             RunWriter.attach(path).update(configuration=note_of(config, str(request.with_)))

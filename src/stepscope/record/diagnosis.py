@@ -79,9 +79,7 @@ def diagnose(
             if name in meters
         ],
         "characterised": {name: asdict(profile) for name, profile in sensor_profiles.items()},
-        "calibrated": clean_and_redact(
-            {name: asdict(calibration) for name, calibration in load_calibrations(root).items()}
-        ),
+        "calibrated": clean_and_redact({name: asdict(entry) for name, entry in load_calibrations(root).items()}),
         "calibrations_refused": refused_calibrations(every, root),
         "proc": (root / "proc/stat").exists(),
         "perf": _perf_event_facts(root),

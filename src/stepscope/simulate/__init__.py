@@ -16,11 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import stepscope
 from stepscope.errors import OutputNotWritable, StepscopeError
-from stepscope.runfolder import RunWriter
 from stepscope.simulate.boards import BOARDS as _BOARDS
 from stepscope.simulate.boards import Options, parse_board, parse_options
 
@@ -96,17 +95,17 @@ class Simulation:
             raise StepscopeError(f"the truth of the simulated {self.board} is not known: {why}")
         return self._truth
 
-    def save_truth(self, run: Path) -> None:
+    def save_truth(self, run: RunEvents) -> None:
         """Save the truth into the folder of a run, which also says where the board did not follow the training."""
         truth = self.truth()
-        truth.save(run)
+        truth.save(run.path)
         faults = {}
         if self.failure is not None:
             faults["simulation-stopped"] = f"the board no longer followed the training: {self.failure}"
         if truth.lost_marks:
             faults["marks-lost"] = f"the board missed {truth.lost_marks} changes of what the training did"
         for kind, message in faults.items():
-            RunWriter.attach(run).append_event(kind, f"{message}; its energy is not that of this training", "simulate")
+            run.append_event(kind, f"{message}; its energy is not that of this training", "simulate")
 
 
 def start(
@@ -215,12 +214,23 @@ class _Process:
                 pipe.close()
 
 
+class RunEvents(Protocol):
+    """Run folder, and its log of events: what the writer of a run is to a simulated board."""
+
+    @property
+    def path(self) -> Path:
+        """Folder of the run."""
+
+    def append_event(self, kind: str, message: str, source: str = "session", **fields: Any) -> None:
+        """Append an event to the log."""
+
+
 @dataclass(frozen=True)
 class SensorRoot:
-    """The top of the file system whose sensors are read; `runs`: run folders that a board's truth is to be kept in."""
+    """The top of the file system whose sensors are read; `runs`: those that a board's truth is to be kept in."""
 
     root: str | None
-    runs: list[Path] = field(default_factory=list)
+    runs: list[RunEvents] = field(default_factory=list)
 
 
 @contextmanager

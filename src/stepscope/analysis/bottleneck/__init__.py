@@ -17,7 +17,7 @@ from stepscope.analysis.bottleneck.off_core_causes import CROWDED, causes_of_sys
 from stepscope.analysis.device.occupancy import occupancy
 from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.metrics import accelerator_utilisation
-from stepscope.analysis.time.accelerators import unrecorded_accelerator
+from stepscope.analysis.time.accelerators import accelerator_without_kernels
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -31,11 +31,11 @@ def bottleneck(run: Run) -> Bottleneck:
     usage, phases = occupancy(run), _phase_shares(run)
     system = sorted(causes_of_system(usage), key=lambda cause: -cause.share)
     busiest = max((row.value or 0.0 for row in accelerator_utilisation(run) if row.source == "ops"), default=None)
-    unrecorded = unrecorded_accelerator(run)
+    without_kernels = accelerator_without_kernels(run)
     loaders = bool(run.self_times["name"].str.contains("MultiProcessingDataLoader").any())
-    elsewhere = busiest is not None or unrecorded is not None or run.framework in WORKS_ELSEWHERE
+    elsewhere = busiest is not None or without_kernels is not None or run.framework in WORKS_ELSEWHERE
     off_core = [*causes_of_waiting(usage, phases, elsewhere, loaders, late_rank(run))]
-    work, why, would_tell = causes_while_computing(run, usage, phases, busiest, unrecorded)
+    work, why, would_tell = causes_while_computing(run, usage, phases, busiest, without_kernels)
     if usage.background_cores is None and usage.delayed is None:
         off_core, work = ([_with_less_confidence(cause) for cause in causes] for causes in (off_core, work))
     waits = max((cause.share for cause in off_core), default=0.0)

@@ -29,7 +29,7 @@ from stepscope.analysis.device.ceilings import (
 )
 from stepscope.analysis.device.occupancy import NOTHING, Occupancy
 from stepscope.analysis.estimate import Estimate, mean_interval
-from stepscope.analysis.time.accelerators import UnrecordedAccelerator, launched_kernels
+from stepscope.analysis.time.accelerators import AcceleratorWithoutKernels, launched_kernels
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.analysis.time.tables import steps_with_costs
@@ -47,7 +47,7 @@ _BUSY, _IDLE = 0.8, 0.5  # of an accelerator
 _LAUNCHING = 0.15  # of the step in operators that launch kernels: with less, an accelerator is no part of the training
 _DOUBTED = 0.4  # of the operators' time faster than its ceilings: from here on these are of other work
 _RECORD_AGAIN = "record it again: a run states now what it computes in, and is held against ceilings of that"
-_UNRECORDED = (
+_WITHOUT_KERNELS = (
     "find out why torch.profiler records no kernels of the accelerator: CUPTI needs the right to read performance "
     "counters, which containers and shared servers withhold; of MPS it has none",
 )
@@ -77,16 +77,16 @@ def causes_while_computing(
     usage: Occupancy,
     phases: dict[str, Estimate],
     busiest: float | None,
-    unrecorded: UnrecordedAccelerator | None = None,
+    without_kernels: AcceleratorWithoutKernels | None = None,
 ) -> tuple[list[Cause], str, tuple[str, ...]]:
     """Return what the time is spent on in which the training runs; else why that cannot be told, and what would.
 
-    busiest: share of the steps in which the busiest accelerator runs kernels; unrecorded: one without kernels.
+    busiest: share of the steps in which the busiest accelerator runs kernels; without_kernels: one without kernels.
     """
     if run.step_times.is_empty:
         return [], "no operator was profiled", ("profile steps: --record adaptive or all, for at least 30 steps",)
-    if unrecorded is not None:
-        return [], _unrecorded_sentence(unrecorded), _UNRECORDED
+    if without_kernels is not None:
+        return [], _without_kernels_sentence(without_kernels), _WITHOUT_KERNELS
     limits = ceilings_of(run)
     outside = phases.get(FRAMEWORK_OVERHEAD, NOTHING)
     asleep = 0.0 if usage.runs is None else max(usage.asleep - phases.get("data", NOTHING).value, 0.0)
@@ -243,7 +243,7 @@ def _op_with_most_to_save(rows: pl.DataFrame) -> tuple[str, float, float] | None
     return str(name), float(self_ns), float(best_ns)
 
 
-def _unrecorded_sentence(accelerator: UnrecordedAccelerator) -> str:
+def _without_kernels_sentence(accelerator: AcceleratorWithoutKernels) -> str:
     busy = accelerator.utilisation
     gauge = "" if busy is None else f", which was busy {percent(busy.value, 0)} of the time by its own gauge"
     return (

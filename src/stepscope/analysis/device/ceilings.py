@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.time.accelerators import launched_kernels, unrecorded_accelerator
+from stepscope.analysis.time.accelerators import accelerator_without_kernels, launched_kernels
 from stepscope.analysis.time.operators import CPU
 from stepscope.arrays import Floats
 from stepscope.errors import UnknownName
@@ -264,7 +264,7 @@ def _times_on_device(run: Run, device: str) -> pl.DataFrame:
     table, keys = run.step_times.table.filter(pl.col("device") == CPU), ["phase", "module", "name"]
     launched = launched_kernels(run)
     if device == CPU:
-        if unrecorded_accelerator(run) is not None:
+        if accelerator_without_kernels(run) is not None:
             return table.clear()
         launches = pl.struct(keys).is_in(launched.select(pl.struct(keys)).to_series().implode())
         spent = pl.col("self_ns").sum().over("phase", "module")
@@ -386,7 +386,9 @@ def roofline(run: Run) -> pl.DataFrame:
 def _points_on_cpu(run: Run) -> pl.DataFrame:
     launched = launched_kernels(run)["name"].unique()
     kinds = run.operators()
-    return kinds.clear() if unrecorded_accelerator(run) else kinds.filter(~pl.col("name").is_in(launched.implode()))
+    return (
+        kinds.clear() if accelerator_without_kernels(run) else kinds.filter(~pl.col("name").is_in(launched.implode()))
+    )
 
 
 def _points_of_kernels(run: Run) -> pl.DataFrame:

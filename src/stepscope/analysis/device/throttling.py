@@ -145,7 +145,7 @@ def _throttling_reports(run: RunReader, span: tuple[int, int]) -> Iterator[str]:
 
 
 def gpu_slowdown(run: RunReader, span: tuple[int, int]) -> Estimate | None:
-    """Return the share of the readings at which a GPU says that heat or power slow it down, of the one most held back.
+    """Return the share of the readings at which a GPU says that heat or power slow it down, of the one slowed most.
 
     Its power cap is not among these: it sets the clock of every GPU under full load. None: it was not read.
     """

@@ -103,11 +103,9 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
     promising = sorted(zip(tried, starts, strict=True), key=lambda pair: pair[0].cost)[:_FILTERED]
     more = [_start_with_best_filter(few, start) for _, start in promising]
     tried += [_descend(few.with_hold(x.hold), x.x, free, _TRIAL_ROUNDS) for x in (*more, *_typical_models(few, prior))]
-    likely = _weigh_models(few, _distinct_descents(tried), prior, readings.period)[:_FINALISTS]
+    likely = _weigh_models(few, _distinct(tried), prior, readings.period)[:_FINALISTS]
     likely = [(log, descent) for log, descent in likely if log > likely[0][0] - _HOPELESS]
-    better = _distinct_descents(
-        [_descend(few.with_hold(descent.hold), descent.x, free, _ROUNDS) for _, descent in likely]
-    )
+    better = _distinct([_descend(few.with_hold(descent.hold), descent.x, free, _ROUNDS) for _, descent in likely])
     problem, more_readings = (
         few,
         _readings_within_budget(timeline, readings, float(likely[0][1].x[1]), POLISH, _POLISH_PIECES),
@@ -118,14 +116,10 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
             problem = larger
     weighed = _weigh_models(few, better, prior, readings.period)
     last = [descent for log, descent in weighed if log > weighed[0][0] - _HOPELESS]
-    last = _distinct_descents(
-        [_descend_with_learnt_noise(problem.with_hold(descent.hold), descent.x, free) for descent in last]
-    )
+    last = _distinct([_descend_with_learnt_noise(problem.with_hold(descent.hold), descent.x, free) for descent in last])
     weighed = _weigh_models(problem, last, prior, readings.period)
     last = [descent for log, descent in weighed if log > weighed[0][0] - _HOPELESS][:_FILTERS_WEIGHED]
-    last = _distinct_descents(
-        [_refine_by_likelihood(problem.with_hold(descent.hold), descent, free) for descent in last]
-    )
+    last = _distinct([_refine_by_likelihood(problem.with_hold(descent.hold), descent, free) for descent in last])
     weighed = _weigh_models(problem, last, prior, readings.period)
     (_, best), others = weighed[0], weighed[1:]
     own = problem.with_hold(best.hold)
@@ -210,7 +204,7 @@ def _diverse_starts(starts: list[Start], prior: Prior) -> list[Start]:
 _EXPECTED = (1.0, 0.5, 0.25)  # of the refresh: windows of gauges
 
 
-def _distinct_descents(descents: list[_Descent]) -> list[_Descent]:
+def _distinct(descents: list[_Descent]) -> list[_Descent]:
     """Descents by cost, each end once."""
     chosen: list[_Descent] = []
     for descent in sorted(descents, key=lambda descent: descent.cost):
@@ -295,7 +289,7 @@ def _typical_models(problem: _CalibrationProblem, prior: Prior) -> list[_Descent
         own = float(np.median(problem.readings.width))
         vectors = [np.array([late * refresh, own, 1e-8, 1e-8]) for late in _USUAL_DELAYS]
         start_problem = problem.with_hold(prior.hold)
-        return _distinct_descents([_Descent(start_problem.solve_powers(x)[1], x, prior.hold) for x in vectors])
+        return _distinct([_Descent(start_problem.solve_powers(x)[1], x, prior.hold) for x in vectors])
     if prior.width is not None or problem.timeline.step_length > _SHORT * refresh:
         return []
     few = _CalibrationProblem.of(problem.timeline, problem.readings.first(_USUAL_READINGS)).with_hold(prior.hold)
@@ -306,7 +300,7 @@ def _typical_models(problem: _CalibrationProblem, prior: Prior) -> list[_Descent
             for late in _USUAL_DELAYS:
                 x = np.array([late * refresh + rc + (width + prior.hold) / 2, width, 1e-8, rc**2])
                 descents.append(_Descent(few.solve_powers(x)[1], x, prior.hold))
-        chosen += _distinct_descents(descents)[: _SHARP_STARTS if rc == sharp else 1]
+        chosen += _distinct(descents)[: _SHARP_STARTS if rc == sharp else 1]
     return chosen
 
 

@@ -35,14 +35,14 @@ _NOT_ACCELERATORS = ("", CPU, "meta")
 
 
 @dataclass(frozen=True)
-class UnrecordedAccelerator:
+class AcceleratorWithoutKernels:
     """An accelerator by the name that torch or its sensor has for it, and its utilisation by its own gauge, a share."""
 
     name: str
     utilisation: Estimate | None
 
 
-def unrecorded_accelerator(run: Run) -> UnrecordedAccelerator | None:
+def accelerator_without_kernels(run: Run) -> AcceleratorWithoutKernels | None:
     """Return the accelerator that a training of torch used and of which no kernel was recorded; None without one.
 
     CUPTI may not be open to this user, and of some accelerators torch.profiler has no kernels at all (MPS). Operators
@@ -58,11 +58,11 @@ def unrecorded_accelerator(run: Run) -> UnrecordedAccelerator | None:
     workload = run.meta.get("workload")
     stated = str((workload if isinstance(workload, dict) else {}).get("device") or "")
     if stated.partition(":")[0] not in _NOT_ACCELERATORS:
-        return UnrecordedAccelerator(stated, busy)
+        return AcceleratorWithoutKernels(stated, busy)
     used = _device_with_memory(run)
     if used and (busy is None or busy.value > _IDLE):
-        return UnrecordedAccelerator(used, busy)
-    return None if busy is None or busy.value < _BUSY else UnrecordedAccelerator(scope, busy)
+        return AcceleratorWithoutKernels(used, busy)
+    return None if busy is None or busy.value < _BUSY else AcceleratorWithoutKernels(scope, busy)
 
 
 def _gauges_of_used_cards(run: RunReader) -> list[tuple[str, Estimate]]:

@@ -47,7 +47,7 @@ def overlap(spans: Spans, covered: Spans) -> Spans:
 
 
 def subtract(spans: Spans, covered: Spans) -> Spans:
-    """What a union leaves of another, as a union."""
+    """Union of what a union leaves of another."""
     edges = np.unique(np.concatenate([spans.ravel(), covered.ravel()]))
     begin, end = edges[:-1], edges[1:]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.time.accelerators import launched_kernels, unrecorded_accelerator
+from stepscope.analysis.time.accelerators import accelerator_without_kernels, launched_kernels
 from stepscope.analysis.time.layers import UPDATE, sources_of_modules, sources_of_operators, with_sources
 from stepscope.analysis.time.operators import (
     CPU,
@@ -131,7 +131,7 @@ def steps_with_costs(table: pl.DataFrame, steps: pl.Series) -> tuple[pl.DataFram
 
 def _operator_rates(run: Run, spent: pl.DataFrame, flops: Floats) -> Floats:
     """FLOP/s of each operator while it computes; NaN where that was on an accelerator whose kernels are not known."""
-    if unrecorded_accelerator(run) is not None:
+    if accelerator_without_kernels(run) is not None:
         return np.full(len(spent), np.nan)
     sums = launched_kernels(run).group_by("name").agg(pl.col("flops", "costed_ns").sum())
     rates = {name: stated / ns * 1e9 if ns else np.nan for name, stated, ns in sums.iter_rows()}

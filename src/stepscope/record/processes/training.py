@@ -347,13 +347,14 @@ def _run_ignoring_our_faults(action: Any, *arguments: Any) -> None:
 
 def _start_simulated_board(board: str, orders: Orders) -> str:
     """Start a simulated board beside this process; its truth is stored with the run at the end of the interpreter."""
+    from stepscope.runfolder import RunWriter
     from stepscope.simulate import start
 
     simulation = start(board)
 
     def end() -> None:
         simulation.stop()
-        _run_ignoring_our_faults(lambda: simulation.save_truth(Path(orders.run)))
+        _run_ignoring_our_faults(lambda: simulation.save_truth(RunWriter.attach(Path(orders.run))))
 
     atexit.register(lambda: _run_ignoring_our_faults(end))
     return str(simulation.root)
