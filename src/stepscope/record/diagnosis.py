@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -42,9 +43,8 @@ def diagnose(
     UsageError where there is no such folder.
     """
     if not root.is_dir():
-        raise UsageError(
-            f"there is no folder '{root}' to look below", "give --root the top of a saved tree, or leave it out"
-        )
+        advice = "give --root the top of a saved tree, or leave it out"
+        raise UsageError(f"there is no folder '{root}' to look below", advice)
     target = Target(os.getpid())
     survey = survey_sensors(root, target)
     try:
@@ -61,7 +61,6 @@ def diagnose(
         for sensor in sensors.values()
         for c in sensor.channels
     ]
-    every = [channel for sensor in sensors.values() for channel in sensor.channels]
     missing = [
         {"sensor": name, **asdict(why), "detail": as_seen_below(root, why.detail)}
         for name, why in survey.missing.items()
@@ -80,7 +79,7 @@ def diagnose(
         ],
         "characterised": {name: asdict(profile) for name, profile in sensor_profiles.items()},
         "calibrated": clean_and_redact({name: asdict(entry) for name, entry in load_calibrations(root).items()}),
-        "calibrations_refused": refused_calibrations(every, root),
+        "calibrations_refused": refused_calibrations(itertools.chain(*(s.channels for s in sensors.values())), root),
         "proc": (root / "proc/stat").exists(),
         "perf": _perf_event_facts(root),
         "torch": _torch(),
