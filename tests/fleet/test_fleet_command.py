@@ -89,7 +89,7 @@ def test_progress_names_each_board_and_what_its_devices_are_at(
     monkeypatch.setenv("COLUMNS", "200")
     folder = fleet_folder(tmp_path / "s", ["pi", "nano"], "ok", batches=(1, 2))
     device, point = Device("pi-1", "pi", "tcp://x"), folder.boards["pi"].order[0]
-    with fleet_progress(folder, wanted=True) as watch:
+    with fleet_progress(folder, enabled=True) as watch:
         watch.begins(device, point)
         watch.ends("pi", device, point, {"status": "oom", "reason": "can't allocate memory"})
         watch.says("nano-1 went away")

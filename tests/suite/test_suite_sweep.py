@@ -160,7 +160,7 @@ def test_each_run_is_told_in_a_line_where_nobody_watches_live(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = small_sweep(tmp_path / "s", "ok", "missing")
-    with sweep_progress(folder, wanted=True) as watch:
+    with sweep_progress(folder, enabled=True) as watch:
         run_missing_points(folder, CHILD, watch)
     lines = sorted(line.partition(" ")[2] for line in capsys.readouterr().err.splitlines())
     assert lines[0].startswith("missing batch 2 sgd, repeat 1: not installed: needs x")
@@ -172,7 +172,7 @@ def test_the_time_left_is_forecast_between_the_runs_and_not_while_one_is_measure
 ) -> None:
     folder, forecasts = small_sweep(tmp_path / "s", batches=(1, 2)), list[int]()
     monkeypatch.setattr(sweep, "time_left_s", lambda order, ended: forecasts.append(len(ended)))
-    with sweep_progress(folder, wanted=True) as watch:
+    with sweep_progress(folder, enabled=True) as watch:
         for place, point in enumerate(folder.order):
             watch.begins(point, place, 2)
             for _ in range(5):
