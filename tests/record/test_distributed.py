@@ -100,7 +100,7 @@ def _clipped(rows: pl.DataFrame, span: tuple[int, int]) -> list[int]:
 
 
 def test_arrivals_are_as_far_apart_as_both_ranks_saw(run: Run, folder: Path, mode: str) -> None:
-    called = [part.collective_time.called for part in run.ranks if part.collective_time is not None]
+    called = [part.collective_time.starts for part in run.ranks if part.collective_time is not None]
     first, second = (dict(frame.group_by("step").agg(pl.col("t_ns").min()).iter_rows()) for frame in called)
     both = first.keys() & second.keys()  # a rank that ran out of its allowance profiles fewer steps
     apart = [(second[step] - first[step]) / late for step, late in _lateness(run, _seen(folder, mode)) if step in both]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.patience import until
 
 from stepscope.errors import UsageError
-from stepscope.record import meter_csv
+from stepscope.record import log_times, meter_csv
 from stepscope.record.meters import parse_meters
 from stepscope.record.sensors import meter_command
 from stepscope.record.sensors.contract import Meter, NoSensor, OpenSensor, Target
@@ -341,7 +341,7 @@ def test_the_hour_that_a_clock_repeats_in_autumn_is_kept_and_a_stamp_that_is_an_
      ("time,power (megawatts)", None)],
 )  # fmt: skip
 def test_megawatts_are_refused_since_they_may_be_meant_as_milliwatts(head: str, column: str | None) -> None:
-    with pytest.raises(meter_csv.UnknownUnit, match="the unit 'megawatts'"):
+    with pytest.raises(log_times.UnknownUnit, match="the unit 'megawatts'"):
         meter_csv.parse_meter_csv(f"{head}\n0,5\n1,6\n", None, column)
 
 
