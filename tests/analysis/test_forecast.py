@@ -7,7 +7,6 @@ import io
 import time
 from collections.abc import Sized
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -17,7 +16,6 @@ from rich.console import Console
 from tests.analysis.powered import TX2, channel, powered, rail, rapl, times
 from tests.fabricate import Core, Sampled, fabricate_run
 
-from stepscope.__main__ import main
 from stepscope.analysis.estimate import change_points
 from stepscope.analysis.forecast import Forecast, forecast, watch_starts, watched_step_flags
 from stepscope.analysis.projection import project_level, project_sum
@@ -414,14 +412,3 @@ def test_a_long_training_is_followed_at_ever_rarer_blocks_and_to_its_last(
     assert len(updates) < 40
     assert updates[-1] == ended_at - 1
     assert updates == sorted(set(updates))
-
-
-def test_a_training_that_breaks_off_while_it_is_watched_says_how_it_ended_and_gives_its_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = fabricate_run(tmp_path / "runs", steps=6, status="oom")
-    child = SimpleNamespace(wait=lambda: 8)
-    monkeypatch.setattr(_forecast_watch, "start_training", lambda *_: (child, run))
-    command = ["forecast", "lenet", "--steps", "1000", "--watch", "--out", str(tmp_path / "empty")]
-    assert main(command) == 8
-    assert "the training did not end well: oom" in capsys.readouterr().err

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.fabricate import fabricate_run
 
 from stepscope import workloads
+from stepscope.__main__ import main
+from stepscope.cli import _forecast_watch
 from stepscope.record.settings import Settings
 from stepscope.record.train import TrainingChoices, train_workload
 from stepscope.runfolder import RunReader
@@ -49,3 +53,14 @@ def test_a_training_whose_accuracy_nobody_wants_looks_at_no_test_data(
     monkeypatch.setattr(Training, "evaluate", lambda *_: pytest.fail("test data were looked at"))
     run, _ = trained(tmp_path, evaluate=False)
     assert run.meta["result"]["accuracy"] is None
+
+
+def test_a_training_that_breaks_off_while_it_is_watched_says_how_it_ended_and_gives_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fabricate_run(tmp_path / "runs", steps=6, status="oom")
+    child = SimpleNamespace(wait=lambda: 8)
+    monkeypatch.setattr(_forecast_watch, "start_training", lambda *_: (child, run))
+    command = ["forecast", "lenet", "--steps", "1000", "--watch", "--out", str(tmp_path / "empty")]
+    assert main(command) == 8
+    assert "the training did not end well: oom" in capsys.readouterr().err
