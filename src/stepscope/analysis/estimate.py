@@ -6,7 +6,7 @@ Changes of level: two-sided CUSUM.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -109,9 +109,14 @@ class Estimate:
         low, high = (None if end is None else min(max(end, 0.0), most) for end in (self.low, self.high))
         return Estimate(min(max(self.value, 0.0), most), low, high)
 
+    def transformed(self, transform: Callable[[float], float]) -> Estimate:
+        """Return the same on another scale. transform: monotonically increasing."""
+        ends = (None if end is None else transform(end) for end in (self.low, self.high))
+        return Estimate(transform(self.value), *ends)
+
     def times(self, factor: float) -> Estimate:
         """Return the same in another unit."""
-        return Estimate(self.value * factor, *(None if end is None else end * factor for end in (self.low, self.high)))
+        return self.transformed(lambda number: number * factor)
 
     def widened(self, factor: float) -> Estimate:
         """Return the same with so much more on either side."""

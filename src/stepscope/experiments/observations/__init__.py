@@ -19,6 +19,7 @@ from stepscope.request import option
 from stepscope.units import estimate
 
 if TYPE_CHECKING:
+    from stepscope.analysis.estimate import Estimate
     from stepscope.experiments.engine.engine import Plan
     from stepscope.experiments.observations._evidence import Evidence
 
@@ -30,15 +31,6 @@ FAILS: Outcome = "does not hold"
 UNKNOWN: Outcome = "cannot be judged"
 AS_THE_PAPER = "as the paper"
 FEWEST = 3  # runs, models or seeds: of two, Student's interval is hardly ever shorter than what it is to decide
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A number with its bounds of 95 %; NaN where it is not known."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -60,7 +52,7 @@ class ModelVerdict:
 
     model: str
     outcome: Outcome
-    interval: Interval | None
+    interval: Estimate | None
     why: str
     where: str = ""  # which of its batch sizes the number is of, where it is not the claim's own
 
@@ -75,7 +67,7 @@ class JudgedClaim:
     claim: str
     test: str
     effect: str  # what the number is, with its unit
-    interval: Interval | None
+    interval: Estimate | None
     limits: Limits | None
     of: str  # what it was taken from
     outcome: Outcome
@@ -112,12 +104,12 @@ class Observation:
     judge: Callable[[Evidence], Verdict]
 
 
-def judge_claim(claim: str, test: str, effect: str, number: Interval, limits: Limits, of: str) -> JudgedClaim:
+def judge_claim(claim: str, test: str, effect: str, number: Estimate, limits: Limits, of: str) -> JudgedClaim:
     """A claim judged: it holds where the whole interval lies within the limits, and not where none of it does."""
     facts = (claim, test, effect, number, limits, of)
     if math.isnan(number.value):
         return JudgedClaim(*facts, UNKNOWN, f"nothing to take it from: {of}")
-    if math.isnan(number.low) or math.isnan(number.high):
+    if number.low is None or number.high is None:
         return JudgedClaim(*facts, UNKNOWN, f"too few for an interval: {of}; make more repeats")
     if number.low > limits.least and number.high < limits.most:
         return JudgedClaim(*facts, HOLDS, f"{interval_text(number)}, {limits}")
@@ -142,8 +134,8 @@ def verdict_from_claims(observation: Observation, parts: list[JudgedClaim], read
     return Verdict(observation.number, observation.claim, reading, outcome, why, tuple(parts))
 
 
-def interval_text(number: Interval) -> str:
-    if number.low == number.high:
+def interval_text(number: Estimate) -> str:
+    if number.low is not None and number.low == number.high:
         return f"{number.value:.3g} exactly"
     return estimate(number.value, number.low, number.high, "")
 

@@ -18,13 +18,12 @@ import numpy as np
 import polars as pl
 from scipy import special  # type: ignore[import-untyped]  # scipy.stats takes half a second to import
 
-from stepscope.analysis.estimate import CONFIDENCE, mean_interval, share_interval
+from stepscope.analysis.estimate import CONFIDENCE, Estimate, mean_interval, share_interval
 from stepscope.experiments.observations import (
     FAILS,
     FEWEST,
     HOLDS,
     UNKNOWN,
-    Interval,
     JudgedClaim,
     Limits,
     ModelVerdict,
@@ -56,13 +55,13 @@ class Comparison:
         None  # in the place of the claim's limits: against it only where the whole interval is out
     )
 
-    def interval(self, comparisons: int) -> Interval:
+    def interval(self, comparisons: int) -> Estimate:
         """The interval that holds together with those of so many comparisons."""
         if self.error == 0:
-            return Interval(self.value, self.value, self.value)
+            return Estimate(self.value, self.value, self.value)
         tail = (1 - CONFIDENCE) / 2 / comparisons
         half = float(special.stdtrit(self.freedom, 1 - tail)) * self.error
-        return Interval(self.value, self.value - half, self.value + half)
+        return Estimate(self.value, self.value - half, self.value + half)
 
 
 @dataclass(frozen=True)
@@ -251,12 +250,12 @@ def combine_verdicts(
     return JudgedClaim(claim, test, named, worst.interval, limits, of, outcome, why, tuple(verdicts))
 
 
-def _margin(number: Interval | None, limits: Limits) -> float:
+def _margin(number: Estimate | None, limits: Limits) -> float:
     """How far inside the limits an interval lies; the lowest is the worst."""
     if number is None:
         return math.inf
-    bounds = [x if math.isfinite(x) else number.value for x in (number.low, number.high)]
-    return min(bounds[0] - limits.least, limits.most - bounds[1])
+    low, high = (number.value if bound is None else bound for bound in (number.low, number.high))
+    return min(low - limits.least, limits.most - high)
 
 
 def _judge_model(
@@ -265,11 +264,11 @@ def _judge_model(
     if not comparisons:
         return ModelVerdict(model, UNKNOWN, None, "it ran with one batch size")
     if not comparisons[0].freedom:
-        return ModelVerdict(model, UNKNOWN, Interval(transform(comparisons[0].value)), ONCE)
+        return ModelVerdict(model, UNKNOWN, Estimate(transform(comparisons[0].value)), ONCE)
     judged = []
     for index, comparison in enumerate(comparisons):
         interval, own = comparison.interval(together), comparison.veto_limits or limits
-        spread = Interval(*(transform(x) for x in (interval.value, interval.low, interval.high)))
+        spread = interval.transformed(transform)
         outcome = _outcome(spread, own, comparison.strict or index == 0)
         if comparison.veto_limits is not None and outcome == UNKNOWN:
             outcome = HOLDS
@@ -285,7 +284,9 @@ def _judge_model(
     return ModelVerdict(model, outcome, spread, why, comparison.what)
 
 
-def _outcome(number: Interval, limits: Limits, strict: bool) -> Outcome:
+def _outcome(number: Estimate, limits: Limits, strict: bool) -> Outcome:
+    if number.low is None or number.high is None:
+        return UNKNOWN
     if number.high <= limits.least or number.low >= limits.most:
         return FAILS
     low, high = (number.low, number.high) if strict else (number.value, number.value)
@@ -308,7 +309,7 @@ def judge_run_shares(
         hits, count = (sum(of_batch[place] for of_batch in batches.values()) for place in (0, 1))
         verdict = _judge_share(name, hits, count, limits, len(models))
         for batch, (hits, count) in batches.items():
-            outcome = _outcome(Interval(*share_interval(hits, count, batch_confidence)), limits, strict=False)
+            outcome = _outcome(Estimate(*share_interval(hits, count, batch_confidence)), limits, strict=False)
             if verdict.outcome == HOLDS and outcome != HOLDS:
                 why = f"{verdict.why}, but at batch {batch} {hits} of {plural(count, 'run')}"
                 verdict = replace(verdict, outcome=outcome, why=why)
@@ -319,8 +320,8 @@ def judge_run_shares(
 def _judge_share(name: str, hits: int, count: int, limits: Limits, together: int) -> ModelVerdict:
     """The share of the runs of one model, with Wilson's interval that holds together with those of so many models."""
     if count < FEWEST:
-        return ModelVerdict(name, UNKNOWN, Interval(hits / count), f"too few: {plural(count, 'run')}")
-    spread = Interval(*share_interval(hits, count, 1 - (1 - CONFIDENCE) / together))
+        return ModelVerdict(name, UNKNOWN, Estimate(hits / count), f"too few: {plural(count, 'run')}")
+    spread = Estimate(*share_interval(hits, count, 1 - (1 - CONFIDENCE) / together))
     outcome = _outcome(spread, limits, strict=True)
     spans = f" spans the limit ({limits}); more runs would tell"
     reason = {HOLDS: f", {limits}", FAILS: f", not {limits}"}.get(outcome, spans)
@@ -328,12 +329,12 @@ def _judge_share(name: str, hits: int, count: int, limits: Limits, together: int
     return ModelVerdict(name, outcome, spread, why)
 
 
-def mean_of(values: Sequence[float | None] | pl.Series) -> Interval:
+def mean_of(values: Sequence[float | None] | pl.Series) -> Estimate:
     """Mean and Student's interval of values from independent runs; no interval below FEWEST."""
     plain = np.array([math.nan if value is None else float(value) for value in values], dtype=np.float64)
     present = plain[np.isfinite(plain)]
     mean, low, high = mean_interval(present)
-    return Interval(mean, low, high) if len(present) >= FEWEST else Interval(mean)
+    return Estimate(mean, low, high) if len(present) >= FEWEST else Estimate(mean)
 
 
 def log_within(column: str) -> pl.Expr:

@@ -18,9 +18,9 @@ from collections.abc import Callable
 
 import polars as pl
 
+from stepscope.analysis.estimate import Estimate
 from stepscope.experiments.observations import (
     AS_THE_PAPER,
-    Interval,
     JudgedClaim,
     Limits,
     Observation,
@@ -123,7 +123,7 @@ def judge_growth_differs(evidence: Evidence) -> Verdict:
     pairs = len(rows) * (len(rows) - 1) // 2
     gap = Comparison("", high.value - low.value, math.hypot(high.error, low.error), min(high.freedom, low.freedom))
     apart = gap.interval(pairs)
-    ratio = Interval(*(16**x for x in (apart.value, apart.low, apart.high)))
+    ratio = apart.transformed(lambda exponent: 16**exponent)
     grown = f"16 times the batch: {most} {16**high.value:.2g} times, {least} {16**low.value:.2g}"
     of = f"{plural(len(rows), 'model')}; {grown}"
     claim = judge_claim(_GROWTH_CLAIM, _GROWTH_TEST, "ratio of the growths", ratio, Limits(least=APART), of)
@@ -266,9 +266,9 @@ def judge_memory_by_batch(evidence: Evidence) -> Verdict:
     )
 
 
-def _exact(values: list[float], chosen: Callable[[list[float]], float]) -> Interval:
+def _exact(values: list[float], chosen: Callable[[list[float]], float]) -> Estimate:
     value = chosen(values)
-    return Interval(value, value, value)
+    return Estimate(value, value, value)
 
 
 def _exceptions(names: pl.Series, shares: pl.Series) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.experiments.observations import (
-    Interval,
     JudgedClaim,
     Limits,
     Observation,
@@ -91,7 +90,7 @@ def judge_days(evidence: Evidence) -> Verdict:
         lines = [np.polyfit(frame["day"].to_numpy(), frame["accuracy"].to_numpy(), 1)[0] for frame in of_seed]
         slopes.append(100 * float(np.mean(lines)))
         gains.append([float(np.mean([frame["accuracy"][end] for frame in of_seed])) for end in (0, -1)])
-    slope: Interval = mean_of(slopes)
+    slope = mean_of(slopes)
     first, last = np.mean(gains, axis=0)
     days = int(evidence.days.select("day").to_series().max())  # type: ignore[arg-type]
     of = f"{len(slopes)} seeds, {days} days: {first:.1%} to {last:.1%}"

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import Series, growth_windows, series_of, shortest_window_ns
+from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.steps import steps_after_warmup
@@ -21,7 +22,6 @@ from stepscope.experiments.observations import (
     FAILS,
     HOLDS,
     UNKNOWN,
-    Interval,
     JudgedClaim,
     Limits,
     Observation,
@@ -362,10 +362,8 @@ def _means_by_workload_table(evidence: Evidence, simulated: str | None) -> Resul
     return ResultTable("runs", "What was measured", columns, rows, note)
 
 
-def _value_and_bounds(interval: Interval | None) -> tuple[Value, Value, Value]:
-    values = (math.nan,) * 3 if interval is None else (interval.value, interval.low, interval.high)
-    numbers = [None if math.isnan(value) else value for value in values]
-    return numbers[0], numbers[1], numbers[2]
+def _value_and_bounds(interval: Estimate | None) -> tuple[Value, Value, Value]:
+    return (None, None, None) if interval is None or math.isnan(interval.value) else interval.row
 
 
 def _limit_notes(evidence: Evidence) -> Iterator[str]:
