@@ -74,7 +74,7 @@ def try_store_json(path: Path, content: Mapping[str, Any]) -> bool:
 
 
 def replace_json(path: Path, content: object, durable: bool = False, whole: bool = False) -> None:
-    """Write a value as indented JSON, sealed, in the place of a file; what JSON does not know becomes text."""
+    """Write a value as indented JSON, sealed, in place of a file; what JSON does not know becomes text."""
     with atomic_write(path, durable, whole) as part:
         part.write_text(add_checksum(json.dumps(content, indent=1, default=str)) + "\n", encoding="utf-8")
 

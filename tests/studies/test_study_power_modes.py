@@ -161,7 +161,7 @@ def test_without_apply_nothing_is_changed_and_it_is_said_what_would_be(root: Pat
 
 def test_where_nobody_can_be_asked_no_mode_is_set(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    with pytest.raises(UsageError, match="nobody is here to be asked"):
+    with pytest.raises(UsageError, match="setting power modes needs a confirmation"):
         _confirm(find_jetson(root), ASKED)
     _confirm(find_jetson(root), replace(ASKED, yes=True))
     assert _was_set(root) == []

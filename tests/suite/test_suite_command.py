@@ -90,7 +90,7 @@ def test_a_sweep_is_run_shown_exported_and_resumed(
     names = "lenet,mine.py:broken,mine.py:needy"
     options = (names, "--precisions", "bf16", "--batch", "2,2", "--out", "s")
     assert _run(*options) == 0
-    assert "asked for more than once" in capsys.readouterr().err
+    assert "given more than once" in capsys.readouterr().err
     assert _suite("show", "s", "--out", "x.html") == 2
     assert "--out and --open belong to --html" in capsys.readouterr().err
     assert _suite("show", "s", "--json") == 0

@@ -436,8 +436,8 @@ class FitRequest(Request):
     plan: bool = option(None, "Look for the cheapest combination of changes that fits.")
     prove: bool = option(None, "Train three steps of the plan, under the limit where the kernel can keep it.")
     calibrate: bool = option(None, "Measure single operators here first.")
-    probe: bool = option(None, "Really train with more and more samples.")
-    allocators: bool = option(None, "Really train under each allocator: memory against time.")
+    probe: bool = option(None, "Train with more and more samples to measure it.")
+    allocators: bool = option(None, "Train under each allocator: memory against time.")
     figures: Path | None = option(None, "Folder that pictures of the answer are written into.")
     beside: tuple[str, ...] | None = option(
         None, "Another workload to draw beside it; may be given repeatedly.", separate=True

@@ -46,7 +46,7 @@ _PLAIN_SIGNS = str.maketrans("█▇▆▅▄▃▂▁■▲▼·…×µ°–—
 
 
 def _plain_signs(error: UnicodeError) -> tuple[str, int]:
-    """Return what an encoding can write in the place of characters that it lacks: "?" where nothing is like them."""
+    """Return what an encoding can write in place of characters that it lacks: "?" where nothing is like them."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end].translate(_PLAIN_SIGNS)

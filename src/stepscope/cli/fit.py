@@ -187,7 +187,7 @@ def _check_request_set_threads(request: FitRequest) -> None:
     if device not in ("cpu", "cuda"):
         raise UsageError(f"--device {device}: not known, cpu or cuda", f"of a board: --board {device}")
     if device == "cuda" and (request.here or request.account != "resident"):
-        raise UsageError("--here and --account are of this machine's RAM", "say what the GPU has: --memory 8GB")
+        raise UsageError("--here and --account are of this machine's RAM", "give the GPU's memory: --memory 8GB")
     elsewhere = f"--board {request.board}" if request.board is not None else f"--device {device}"
     for name in ("allocators", "probe"):
         if getattr(request, name) and elsewhere != "--device cpu":
@@ -205,7 +205,7 @@ def _check_request_set_threads(request: FitRequest) -> None:
 def _check_pictures(figures: Path | None, beside: Sequence[str] | None, form: Sequence[str] | None) -> None:
     if figures is None:
         if beside or form:
-            raise UsageError(f"--{'beside' if beside else 'format'} is for pictures", "say where with --figures DIR")
+            raise UsageError(f"--{'beside' if beside else 'format'} is for pictures", "give a folder: --figures DIR")
         return
     from stepscope.errors import MissingDependency, UnknownName
 

@@ -140,13 +140,13 @@ def _print_check(console: Console, forecast: Forecast, took: list[Measured]) -> 
         if total.n < forecast.steps * 0.98 - 5:
             console.print(f"the run made {total.n} of {forecast.steps} steps: the forecast cannot be checked")
             return
-        per_step, said_per_step = total.value / total.n, predicted.value / forecast.steps
-        off = said_per_step / per_step - 1
-        verdict = "no interval was said"
+        per_step, predicted_per_step = total.value / total.n, predicted.value / forecast.steps
+        off = predicted_per_step / per_step - 1
+        verdict = "it has no interval"
         if predicted.low is not None and predicted.high is not None:
             holds = predicted.low / forecast.steps <= per_step <= predicted.high / forecast.steps
-            verdict = f"interval {'holds' if holds else 'does NOT hold'}"
-        console.print(f"really: {total.metric} off by {off:+.2%}, {verdict}")
+            verdict = f"its interval {'holds' if holds else 'does NOT hold'}"
+        console.print(f"measured: the forecast of {total.metric} was off by {off:+.2%}, {verdict}")
 
 
 def _show(console: Console, forecast: Forecast) -> None:

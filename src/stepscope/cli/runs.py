@@ -182,7 +182,7 @@ def gc(
     older_than: Annotated[
         float, typer.Option(min=0.0, help="Hours without a write after which a left-over is one.")
     ] = 24.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
     as_json: AsJson = False,
     store: StoreOption = None,
     timeout: TimeoutOption = 30.0,

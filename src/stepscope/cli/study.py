@@ -79,7 +79,7 @@ def _confirm(jetson: Jetson, request: PowerModes) -> None:
     if request.yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("nobody is here to be asked whether the power modes may be set", "add --yes")
+        raise UsageError("setting power modes needs a confirmation, and there is no terminal to ask on", "add --yes")
     names = ", ".join(jetson.modes[mode] for mode in request.numbers)
     if not typer.confirm(f"Set the power modes {names} one after the other, and the present one at the end?"):
         raise UsageError("no power mode was set", "leave --apply out to see what would be done")

@@ -285,7 +285,7 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: 
     its limit.
     """
     if question.limit is None:
-        raise UsageError("a plan is made for a limit", "say it with --memory, --board or --here")
+        raise UsageError("a plan is made for a limit", "give it with --memory, --board or --here")
     search = search or Search(question)
     evaluator = _CandidateEvaluator(search, question.limit, step_time)
     combinations, time_over = list[Variant](), False

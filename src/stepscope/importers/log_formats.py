@@ -92,7 +92,7 @@ def read_powersensor(text: str, source: str, started_ns: int | None) -> MeterRea
     if started_ns is None:
         raise UsageError(
             f"'{source}': the times of a PowerSensor count from its own start",
-            "say when that was: --started 2026-01-31T12:00:00.25",
+            "state when that was: --started 2026-01-31T12:00:00.25",
         )
     samples = [line.split() for line in lines[1:] if line.startswith("S ")]
     rows = [row for cells in samples if (row := _powersensor_row(cells, head)) is not None]
@@ -163,7 +163,7 @@ def _readings_unix_ns(log: MeterLog, source: str, started_ns: int | None, zone: 
     if started_ns is None:
         raise UsageError(
             f"'{source}': its times have no date, or count from a start of its own",
-            "say when that was: --started 2026-01-31T12:00:00.25 (h:m:s near that time of day are times of day)",
+            "state when that was: --started 2026-01-31T12:00:00.25 (h:m:s near that time of day are times of day)",
         )
     began = datetime.fromtimestamp(started_ns / 1e9, zone)
     of_day = began - began.replace(hour=0, minute=0, second=0, microsecond=0)

@@ -148,7 +148,7 @@ def _tegrastats_times(stamps: Sequence[datetime | None], source: str, clock: Clo
     if clock.started is None or clock.interval_ns is None:
         raise UsageError(
             f"'{source}': its lines have no time stamps (JetPack 5 and later write them)",
-            "say when it was started, and its interval: --started 2026-01-31T12:00:00 --interval 1000ms",
+            "state when it was started, and its interval: --started 2026-01-31T12:00:00 --interval 1000ms",
         )
     t1_ns = unix_ns(clock.started, clock) + (np.arange(len(stamps)) + 1) * clock.interval_ns
     return t1_ns - clock.interval_ns, t1_ns, f"{source}: no stamps; times are --started and --interval, as given"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stepscope.record.sampler.characterise import LoadStepTraces
 
 _ON_MAINS = NoSensor(
-    "unsupported", "on mains a battery tells no power", "unplug the machine: its battery tells it then"
+    "unsupported", "on mains power a battery does not report what the machine draws", "unplug the machine: its battery then reports the power"
 )
 Measure = Callable[[Survey, Target], dict[str, SensorProfile]]
 

@@ -245,13 +245,13 @@ def limit_of_board(name: str, memory: float | str | None = None) -> Limit:
     """Return the memory that a board leaves beside its system, B: its first size that is sold, or the one given."""
     board = board_named(name)
     if not board.memory_bytes and memory is None:
-        raise UsageError(f"how much memory '{board.title}' has is not known", "say it with --memory")
+        raise UsageError(f"how much memory '{board.title}' has is not known", "give it with --memory")
     total = board.memory_bytes[0] if memory is None else parse_size(memory)
     system_bytes = board.os_keeps_bytes or 0
     text = "" if board.os_keeps_bytes else "; what its system keeps is not known and counts as nothing"
     if system_bytes >= total:
         raise UsageError(
-            f"the system of '{board.title}' alone keeps {system_bytes} B", "say the size of the board with --memory"
+            f"the system of '{board.title}' alone keeps {system_bytes} B", "give the size of the board with --memory"
         )
     return Limit(total - system_bytes, f"{board.title}{text}", total, system_bytes)
 
@@ -265,7 +265,7 @@ def limit_of_this_machine(root: Path = Path("/"), rlimits: Mapping[str, int] | N
     available = _meminfo(root, "MemAvailable")
     total = _meminfo(root, "MemTotal")
     if available is None:
-        raise UsageError("this machine does not say how much memory is available", "say it with --memory")
+        raise UsageError("this machine does not say how much memory is available", "give it with --memory")
     limits = [Limit(available, "available on this machine now", total, None if total is None else total - available)]
     limits += [Limit(free, "this process's control group, now", total, None, CHARGED) for free in _control_groups(root)]
     for account, size in (_rlimits() if rlimits is None else rlimits).items():

@@ -81,7 +81,7 @@ class DailyTraining(StudyRequest):
         if self.start is not None and not self.start < 1:
             raise UsageError(f"--start: {100 * self.start:g} % cannot be pre-trained to", "for example --start 60")
         if not self.batch or not self.replay:
-            raise UsageError("no batch size or no replay is asked for", "leave --batch and --replay out for all")
+            raise UsageError("no batch size or no replay was given", "leave --batch and --replay out for all")
 
     def checked(self) -> StudyRequest:
         check_classifier(self.workload, self.optimizer)

@@ -191,7 +191,7 @@ class Gatherer:
         body = await self.ask(device, "pieces", sweep=sweep, name=name, pieces=list(pieces))
         asked_bytes = sum(size for *_, size in pieces)
         if len(body) != asked_bytes:
-            raise RunDamaged(f"the device sent {len(body)} bytes in the place of {asked_bytes}", "look at the device")
+            raise RunDamaged(f"the device sent {len(body)} bytes instead of {asked_bytes}", "look at the device")
         ends = list(itertools.accumulate(size for *_, size in pieces))
         return [body[end - size : end] for end, (*_, size) in zip(ends, pieces, strict=True)]
 

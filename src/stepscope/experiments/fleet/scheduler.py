@@ -165,7 +165,7 @@ class Scheduler:
                 device.answer.set_result((head["ok"], body))
                 device.answer = None
             else:
-                raise BadMessage(f"{device.holder.name} answers what it was not asked")
+                raise BadMessage(f"{device.holder.name} answers a request that was not made")
 
     async def _send_orders(self, device: _Device) -> None:
         """Order after order; an order whose gatherer has gone before it was sent is not sent."""

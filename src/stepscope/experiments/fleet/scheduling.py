@@ -432,7 +432,7 @@ def new_fleet(request: SuiteRun, out: Path, where: SchedulerAddress, says: Calla
     axes, entries = sweep_grid(request, here=False), chosen_entries(request)
     twice = axes.duplicates(entries)
     if twice:
-        says(f"{twice} settings were asked for more than once: each is run once")
+        says(f"{twice} settings were given more than once: each is run once")
     boards = _chosen_boards(request.boards, where)
     return FleetFolder.create(out, boards, sweep_plan(request, entries, axes, out.name, here=False), entries)
 

@@ -352,10 +352,10 @@ def _batch_pieces(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 def _write_pieces(folder: Path, batch: Sequence[Piece], contents: Sequence[bytes]) -> None:
     if len(contents) != len(batch):
-        raise RunDamaged("the device answered with other pieces than those asked for", "look at the device")
+        raise RunDamaged("the device answered with other pieces than those requested", "look at the device")
     for (name, offset, size), content in zip(batch, contents, strict=True):
         if len(content) != size:
-            raise RunDamaged(f"the device sent {len(content)} bytes of '{name}' in the place of {size}", "try again")
+            raise RunDamaged(f"the device sent {len(content)} bytes of '{name}' instead of {size}", "try again")
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if path.exists() else "wb") as file:

@@ -210,7 +210,7 @@ class Observations(StudyRequest):
         PAPER_BATCHES, "Batch sizes. Default: 4,8,...,64.", least=1, example="4", stated=True, quick=QUICK_BATCHES
     )
     repeats: int = option(
-        3, "Fresh processes for each setting: 3. One tells nothing of how runs differ.", least=1, example="4"
+        3, "Fresh processes for each setting: 3. One shows nothing of how runs differ.", least=1, example="4"
     )
     seconds: float = option(
         20.0, "Seconds of steps of a run, 12 steps at least: 20 (2).", above=0, unit="s", example="20", quick=2.0
@@ -265,7 +265,7 @@ class Observations(StudyRequest):
         for name in ("workloads", "batch", "day_batches"):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         if not self.workloads or not self.batch:
-            raise UsageError("no workload or no batch size is asked for", "leave --workloads and --batch out for all")
+            raise UsageError("no workload or no batch size was given", "leave --workloads and --batch out for all")
         numbers = [observation.number for observation in all_observations()] if self.only else []
         for number in self.only:
             if number not in numbers:

@@ -51,9 +51,7 @@ class Comparison:
     error: float
     freedom: float
     strict: bool = False
-    veto_limits: Limits | None = (
-        None  # in the place of the claim's limits: against it only where the whole interval is out
-    )
+    veto_limits: Limits | None = None  # in place of the claim's limits: against it only where the whole interval is out
 
     def interval(self, comparisons: int) -> Estimate:
         """The interval that holds together with those of so many comparisons."""

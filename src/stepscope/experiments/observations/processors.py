@@ -235,7 +235,7 @@ CORES_DIFFER = Observation(
 
 
 _TEST = f"ratio of mean powers, geometric mean over a model's batch sizes, of the runs of each; {TOGETHER}"
-_CORES_ALONE = "counterpart on a CPU: the cores in the place of the accelerator"
+_CORES_ALONE = "counterpart on a CPU: the cores instead of the accelerator"
 _RIVALS = ("gpu", "cpu", "memory")
 
 

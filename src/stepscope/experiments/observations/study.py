@@ -101,7 +101,7 @@ def point_table(drawn: Mapping[str, pl.DataFrame], simulated: str | None = None)
     columns = ("figure", "model", "batch or day", "the paper", "here", "unit")
     note = "The paper's values are those in its text, of a Jetson TX2 with TensorFlow 1.13; a dash: not measured here."
     note += _OF_A_BOARD if simulated else ""
-    return ResultTable("points", "The paper's points beside own ones", columns, tuple(rows), note)
+    return ResultTable("points", "The paper's points beside yours", columns, tuple(rows), note)
 
 
 def _measured_value(drawn: Mapping[str, pl.DataFrame], point: Mapping[str, object], column: str) -> float | None:
@@ -262,7 +262,7 @@ def _as_text(facts: Mapping[str, Any]) -> Facts:
 
 
 def _not_requested(request: Observations) -> dict[str, str]:
-    return {name: "not asked for (--only)" for name in ("memory", "days") if name not in request.needs}
+    return {name: "not selected (--only)" for name in ("memory", "days") if name not in request.needs}
 
 
 def _answer(verdicts: Sequence[Verdict]) -> str:

@@ -87,7 +87,7 @@ class PartialTraining(StudyRequest):
             self._apply_preset(self.preset, PRESETS[self.preset])
         super().__post_init__()
         if not self.ways or not self.fractions:
-            raise UsageError("no way or no fraction is asked for", "leave --ways and --fractions out for all of them")
+            raise UsageError("no way or no fraction was given", "leave --ways and --fractions out for all of them")
         if sum((self.transfer, self.pretrained, self.checkpoint is not None)) > 1:
             text = "--transfer pre-trains here, --checkpoint and --pretrained bring weights"
             raise UsageError(text, "give one of them; all are transfer")

@@ -282,7 +282,7 @@ def new_sweep(request: SuiteRun, out: Path, says: Callable[[str], None]) -> Swee
     axes, entries = sweep_grid(request), chosen_entries(request)
     twice = axes.duplicates(entries)
     if twice:
-        says(f"{twice} settings were asked for more than once: each is run once")
+        says(f"{twice} settings were given more than once: each is run once")
     return SweepFolder.create(out, sweep_plan(request, entries, axes, out.name), entries)
 
 

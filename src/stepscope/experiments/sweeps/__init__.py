@@ -317,7 +317,7 @@ class PowerModes(TrainingSweep):
     workload: str = option(REQUIRED, TRAINING_OF)
     arguments: tuple[str, ...] = option((), ARGUMENTS)
     modes: tuple[str, ...] = option(None, "Modes by number or name, with commas. Default: all.", example="0,1")
-    apply: bool = option(False, "Really set the modes; without it, only say what would be done.", stored=False)
+    apply: bool = option(False, "Set the modes; without it, only list what would be done.", stored=False)
     yes: bool = option(False, "Do not ask before the first mode is set.", stored=False)
     batch: int | None = option(None, BATCH)
     optimizer: str | None = option(None, OPTIMIZER)
@@ -357,5 +357,7 @@ class PowerModes(TrainingSweep):
             raise UsageError("without apply, the study 'power-modes' measures nothing", "add --apply, or apply=True")
         refuse_without_permission()
         if not self.yes:
-            raise UsageError("nobody is here to be asked whether the power modes may be set", "add --yes, or yes=True")
+            raise UsageError(
+                "setting power modes needs a confirmation, and there is no terminal to ask on", "add --yes, or yes=True"
+            )
         return power_mode_plan(find_jetson(self.root), self)

@@ -97,7 +97,7 @@ def _limit_notes(
     if not any(quantity in cost.values for cost in every for quantity in JOULES.values()):
         yield "energy cannot be judged: these runs have none of the whole device (what would give it: stepscope doctor)"
     if rules.target_loss is None:
-        yield "energy and time to a target were not asked for: give --target with a loss"
+        yield "energy and time to a target need a target: give --target with a loss"
     if any(cost.repeats == 1 for cost in every):
         yield "settings with a single repeat have the interval within their run alone"
     flagged: dict[str, list[str]] = {}

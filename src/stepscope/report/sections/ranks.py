@@ -100,7 +100,7 @@ def _table(rows: pl.DataFrame) -> Table:
         number_column("Process", "pid", str, missing="", meaning="Its number in the system (pid)"),
     ]
     caption = "Medians of the profiled steps after warm-up, per step; the step time is of unprofiled steps where there "
-    caption += "are enough of them. A part opens by itself with stepscope report RUN/ranks/1."
+    caption += "are enough of them. Open one part with stepscope report RUN/ranks/1."
     return Table.from_rows("ranks", columns, rows.iter_rows(named=True), caption)
 
 
