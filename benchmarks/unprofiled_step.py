@@ -1,13 +1,13 @@
 """What does a step cost that is not profiled? `python -m benchmarks.unprofiled_step [--batch 128] [--threads 2]`.
 
-A LeNet-like training in one process under `stepscope.profile`. Blocks of steps go as they are, with our routes taken
+A LeNet-like training in one process under `stepscope.profile`. Blocks of steps go as they are, with our hooks taken
 back and the sampling process stopped, or both, in pairs in random order within a second: a clock, a neighbour or a
 heap that changes meets both. Between processes the same step differs by 10 to 50 %, for what glibc's heap happens to
 give back to the kernel after each step (up to 1,600 page faults), so that no such comparison shows 1 %.
 
 | what is switched | what it shows |
 | --- | --- |
-| routes and sampling process | the whole cost of a step that is not profiled |
+| hooks and sampling process | the whole cost of a step that is not profiled |
 | sampling process | its part: it takes a core, or the caches, from the training |
 
 Mean step of a block; profiled steps and their neighbours do not count. The interval is the bootstrap's, of the mean
@@ -71,10 +71,10 @@ def sampler_of(pid: int) -> int:
     raise SystemExit("the sampling process was not found: is STEPSCOPE_DISABLE set?")
 
 
-def _routes(session: Session) -> TorchHooks:
+def _hooks(session: Session) -> TorchHooks:
     recorder = session._recorder
     assert isinstance(recorder, TorchRecorder)
-    return recorder.routes
+    return recorder.hooks
 
 
 def watched(session: Session) -> bool:
@@ -87,17 +87,17 @@ def watched(session: Session) -> bool:
 
 @contextlib.contextmanager
 def without(session: Session | None, sampler: int) -> Iterator[None]:
-    """As if Stepscope were not there: no routes (of a session), no sampling, no allowance that grows."""
+    """As if Stepscope were not there: no hooks (of a session), no sampling, no allowance that grows."""
     os.kill(sampler, signal.SIGSTOP)
     began_ns = monotonic_ns()
     if session is not None:
-        _routes(session).remove()
+        _hooks(session).remove()
     try:
         yield
     finally:
         if session is not None:
             session._began_ns += monotonic_ns() - began_ns
-            _routes(session).install()
+            _hooks(session).install()
         os.kill(sampler, signal.SIGCONT)
 
 
@@ -115,16 +115,16 @@ def block(step: Callable[[], None], steps: int, session: Session) -> float:
     return fmean(kept) if kept else math.nan
 
 
-def compared(step: Callable[[], None], sampler: int, session: Session, routes: bool, pairs: int, steps: int) -> str:
+def compared(step: Callable[[], None], sampler: int, session: Session, hooks: bool, pairs: int, steps: int) -> str:
     """With against without, as a line."""
     logs: list[float] = []
     alone: list[float] = []
     while len(logs) < pairs:
         with_first = random.random() < 0.5
         ours = block(step, steps, session) if with_first else 0.0
-        while watched(session):  # a profiled step ends before the routes are taken back
+        while watched(session):  # a profiled step ends before the hooks are taken back
             step()
-        with without(session if routes else None, sampler):
+        with without(session if hooks else None, sampler):
             bare = block(step, steps, session)
         ours = ours or block(step, steps, session)
         if math.isfinite(ours) and math.isfinite(bare):
@@ -154,8 +154,8 @@ def main() -> None:
         for _ in range(WARM_STEPS):
             step()
         (session,), sampler = SESSIONS, sampler_of(os.getpid())
-        for name, routes in (("all of Stepscope", True), ("its sampling process", False)):
-            line = compared(step, sampler, session, routes, options.pairs, options.steps)
+        for name, hooks in (("all of Stepscope", True), ("its sampling process", False)):
+            line = compared(step, sampler, session, hooks, options.pairs, options.steps)
             sys.stdout.write(f"{name}, batch {options.batch}, {options.threads} threads: {line} (bar: 1.01)\n")
             sys.stdout.flush()
 

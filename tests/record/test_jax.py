@@ -151,7 +151,7 @@ def test_a_loss_that_was_deleted_is_waited_for_as_if_none_was_given() -> None:
     recorder = JaxRecorder.__new__(JaxRecorder)
     recorder.wait_for_step(loss)
     recorder.wait_for_step({"loss": loss, "other": jax.numpy.ones(3)})
-    assert recorder.number_in(loss) is None
+    assert recorder.loss_value(loss) is None
 
 
 def test_layers_of_a_function_that_is_gone_before_the_recording_ends_are_known(tmp_path: Path) -> None:

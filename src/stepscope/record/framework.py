@@ -21,7 +21,7 @@ from stepscope.record.plan import Plan
 from stepscope.record.settings import Settings
 from stepscope.runfolder import RunWriter
 
-Loss = float | Callable[[], float | None] | None  # what reads it later, from an accelerator; None: not said
+Loss = float | Callable[[], float | None] | None  # what reads it later, from an accelerator; None: not stated
 Ended = tuple[int, Loss]  # when a step ended, and its loss
 
 
@@ -76,8 +76,8 @@ class Recorder(Protocol):
 
     # the run
 
-    def listen(self, models: Any) -> None:
-        """Hear of the training from now on; models: what `stepscope.profile` was given."""
+    def attach(self, models: Any) -> None:
+        """Observe the training from now on; models: what `stepscope.profile` was given."""
 
     @property
     def knows_models(self) -> bool:
@@ -95,8 +95,8 @@ class Recorder(Protocol):
     def close(self) -> None:
         """Write what is recorded, and record no more."""
 
-    def leave(self) -> None:
-        """Take back whatever listens to the training; safe to call twice."""
+    def detach(self) -> None:
+        """Stop observing the training and undo every hook; safe to call twice."""
 
     # steps
 
@@ -109,17 +109,17 @@ class Recorder(Protocol):
         """Time spent between steps on recording, ns."""
 
     @property
-    def untold(self) -> int:
-        """Steps that have ended and that the session has not been told of."""
+    def unreported_steps(self) -> int:
+        """Number of steps that have ended and were not yet reported to the session."""
 
     def stepped(self, loss: Any, samples: int | None) -> bool:
-        """The training says that a step has ended: True where the recorder needs no more, and tells it later."""
+        """The training says that a step has ended: True where the recorder needs no more, and reports it later."""
 
     def wait_for_step(self, loss: Any) -> None:
         """Return once the step's work is done, where the framework works on after its calls have returned."""
 
-    def number_in(self, loss: Any) -> Loss:
-        """The number that a loss holds, or what reads it later; None where it is no single number."""
+    def loss_value(self, loss: Any) -> Loss:
+        """The value of a loss, or what reads it later; None where it is no single number."""
 
     def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
         """Open, keep or close the window as the plan says; True where this step is recorded whole."""
@@ -136,19 +136,19 @@ class Recorder(Protocol):
     def may_repeat(self, samples: int | None, flushed_ns: int) -> None:
         """The step that begins is not profiled: if it does what the last one did, it need not be followed."""
 
-    def differs(self) -> bool:
-        """Something happens that is no part of a step that repeats; always False."""
+    def end_repetition(self) -> bool:
+        """Follow every event again: something happens that is no part of a step that repeats. Always False."""
 
     def pause(self) -> bool:
-        """Hear of nothing until `resume`; True where work of the open step was seen, which is profiled no further."""
+        """Ignore the training until `resume`; True where work of the open step was seen: it is profiled no further."""
 
     def resume(self) -> None:
-        """Hear of the training again."""
+        """Observe the training again."""
 
     def close_window(self) -> None:
         """End the open window and write it."""
 
-    def inside(self, layer: Any) -> AbstractContextManager[Any]:
+    def layer_scope(self, layer: Any) -> AbstractContextManager[Any]:
         """A range of the step that counts as a call of this layer."""
 
     # results
@@ -173,10 +173,10 @@ class Recorder(Protocol):
     def abandon_window(self, why: str) -> None:
         """Drop the open window without writing it."""
 
-    def forks(self) -> None:
-        """The process has made a copy of itself."""
+    def note_fork(self) -> None:
+        """Note that the process has forked."""
 
-    def forget(self) -> None:
+    def discard_in_child(self) -> None:
         """Drop the recording in a forked child: it belongs to the parent."""
 
 

@@ -166,11 +166,11 @@ def _nodes_with_ranges(nodes: Events, marks: list[tuple[int, int, int]], thread:
 class LayerRecorder:
     """Opens windows in which layers alone are timed, and turns each into a part of the run folder."""
 
-    def __init__(self, routes: TorchHooks, index: Callable[[Any], int], tell: Callable[[], None]) -> None:
+    def __init__(self, hooks: TorchHooks, index: Callable[[Any], int], tell: Callable[[], None]) -> None:
         self.cost: LayerCost | None = None
         self.open: LayerTimes | None = None  # the window that is open now
         self.written = 0  # steps, by the last window
-        self._routes, self._index, self._tell = routes, index, tell
+        self._hooks, self._index, self._tell = hooks, index, tell
         self._can_time_nodes_alone = False
 
     def learn_from_step(self, part: Part) -> None:
@@ -199,7 +199,7 @@ class LayerRecorder:
         times = LayerTimes(self._index)
         window = kineto.start_window(shapes=False, cuda=False, nodes_alone=True)
         try:
-            self._routes.time_calls(times)
+            self._hooks.time_calls(times)
         except BaseException:  # a profile that nobody knows of would run on
             window.stop()
             raise

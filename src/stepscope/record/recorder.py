@@ -392,7 +392,7 @@ class OpRecorder:
             self.leave_step()
             self._stop_for_good("the thread that trained has ended")
 
-    def forget(self) -> None:
+    def discard_in_child(self) -> None:
         """Drop the window in a forked child: it is the parent's, and no call into the profiler is safe."""
         if self._window is not None:
             kineto.forget_callbacks()

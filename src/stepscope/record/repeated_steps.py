@@ -104,11 +104,11 @@ class RepeatFilter:
         """A module is called that no other module calls."""
         within = _graph_task() != _NO_TASK
         if within and not _is_grad_enabled():
-            return self.differs()
+            return self.end_repetition()
         with _as_it_is():
             tensor = args[0] if args and type(args[0]) is _Tensor else telling_tensor(args, kwargs)
             if tensor is not None and tensor.is_nested:  # without a shape to compare
-                return self.differs()
+                return self.end_repetition()
             detail = None if tensor is None else (tensor.shape, tensor.dtype)
         return self.is_next(CALL_WITHIN if within else CALL if _is_grad_enabled() else EVALUATION, module, detail)
 
@@ -130,7 +130,7 @@ class RepeatFilter:
         """The training says that a step has ended."""
         return self.is_next(STEP, self, samples, loss)
 
-    def differs(self) -> bool:
+    def end_repetition(self) -> bool:
         """Something happened that is no event of a step that repeats."""
         self.leave()
         self._regular = False
@@ -139,7 +139,7 @@ class RepeatFilter:
     # steps
 
     @property
-    def untold(self) -> int:
+    def unreported_steps(self) -> int:
         """Steps that have ended and that the session has not been told of."""
         return len(self._ended)
 

@@ -82,7 +82,7 @@ class Session:
     @property
     def steps(self) -> int:
         """Steps that have ended."""
-        return self.number + self._recorder.untold
+        return self.number + self._recorder.unreported_steps
 
     def start(self, models: Any = None) -> None:
         """Begin: sampler ready, recorder listening, first step open; models: those that the user names."""
@@ -90,7 +90,7 @@ class Session:
         atexit.register(self.at_exit)
         if self._writer is not None:
             self.begin()
-        self._recorder.listen(models)
+        self._recorder.attach(models)
         self._began_ns = self._log.flushed_ns = monotonic_ns()
         if self.settings.steps_from == "calls" or self._recorder.knows_models:  # else with the first call of a model
             self.boundary.call(self.begin_step, self._began_ns)
@@ -103,17 +103,17 @@ class Session:
 
     def pause(self) -> None:
         """Exclude what follows from the step (evaluation, a checkpoint): nothing of it is recorded until `resume`."""
-        self.boundary.ask(self._recorder.differs)
+        self.boundary.ask(self._recorder.end_repetition)
         self.boundary.call(self._pause)
 
     def resume(self) -> None:
         """The open step begins now, or goes on where the pause lay within it."""
-        self.boundary.ask(self._recorder.differs)
+        self.boundary.ask(self._recorder.end_repetition)
         self.boundary.call(self._resume)
 
     def inside(self, layer: Any) -> AbstractContextManager[Any]:
         """A range of the step that counts as a call of this layer, for code that calls a function of it instead."""
-        return self._recorder.inside(layer)
+        return self._recorder.layer_scope(layer)
 
     def note(self, kind: str, message: str, **fields: Any) -> None:
         """Append to the run's events; a full disk loses the note, not the training."""
@@ -134,12 +134,12 @@ class Session:
         if status not in STATUSES[1:]:
             status, reason = "interrupted", f"it was closed as {status!r}, which is none of {', '.join(STATUSES[1:])}"
         self.status = status, reason
-        self.boundary.ask(self._recorder.differs)
+        self.boundary.ask(self._recorder.end_repetition)
         self.boundary.call(self._recorder.finish)
         self.boundary.open = False
         if self.begun:
             self._run_noting_failure(self._recorder.close)
-        self._run_noting_failure(self._recorder.leave)
+        self._run_noting_failure(self._recorder.detach)
         if self._writer is not None:
             self._run_noting_failure(lambda: self._close_run(status, reason))
         self.closed = True
@@ -264,7 +264,7 @@ class Session:
         recorder = self._recorder
         t0_ns = t1_ns if self.t0_ns is None else self.t0_ns
         stated = self._stated_samples, self.settings.samples_per_step, recorder.count_samples()
-        samples, loss = next((n for n in stated if n is not None), None), recorder.number_in(self._loss)
+        samples, loss = next((n for n in stated if n is not None), None), recorder.loss_value(self._loss)
         self._stated_samples = self._loss = None
         self.profiled = self.profiled and recorder.recording  # it may have ended within the step
         span = StepSpan(self.number, t0_ns, t1_ns, samples)
@@ -283,7 +283,7 @@ class Session:
         if late:  # the next step began in the past: nothing may be opened or closed in its midst
             self.t0_ns = t1_ns
             self.profiled = self.plan.records(self.number, t1_ns - self._began_ns) and recorder.recording
-            recorder.differs()
+            recorder.end_repetition()
         else:
             self.next_step(samples)
 
@@ -318,7 +318,7 @@ class Session:
         self.profiled, self.fault = False, fault_text(error)
         self._run_noting_failure(self._recorder.report_ended_steps)
         self._run_noting_failure(lambda: self._recorder.abandon_window("profiling failed"))
-        self._run_noting_failure(self._recorder.leave)
+        self._run_noting_failure(self._recorder.detach)
         # With the frames of ours, too, that a route has hidden until now.
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         self.note("profiling-failed", self.fault, step=self.number, traceback="".join(lines)[-4000:])
@@ -332,12 +332,12 @@ class Session:
         self.boundary.close_in_child()
         self.closed = True
         atexit.unregister(self.at_exit)
-        self._recorder.forget()
-        self._recorder.leave()
+        self._recorder.discard_in_child()
+        self._recorder.detach()
 
-    def forks(self) -> None:
+    def note_fork(self) -> None:
         """Note that this process has forked."""
-        self._recorder.forks()
+        self._recorder.note_fork()
 
     # the sampler, and the end
 
@@ -441,7 +441,7 @@ def _leave_sessions_in_child() -> None:
 
 def _note_fork_in_sessions() -> None:
     for session in list(SESSIONS):
-        session.forks()
+        session.note_fork()
 
 
 os.register_at_fork(after_in_child=_leave_sessions_in_child, after_in_parent=_note_fork_in_sessions)

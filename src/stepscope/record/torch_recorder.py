@@ -1,6 +1,6 @@
-"""torch's side of a session: hears of the training through `routes`, and finds its steps, ops, layers and memory.
+"""torch's side of a session: observes the training through hooks, and finds its steps, ops, layers and memory.
 
-Routes tell of calls, passes, updates and batches; `StepFinder` makes steps of them, `OpRecorder` records those that
+The hooks report calls, passes, updates and batches; `StepFinder` makes steps of them, `OpRecorder` records those that
 the plan picks, and `RepeatFilter` stands before both while steps repeat.
 """
 
@@ -33,7 +33,7 @@ from stepscope.runfolder import RunWriter
 
 
 class TorchRecorder:
-    """The recorder of a training with torch, and the listener of its routes: what the training does."""
+    """The recorder of a training with torch, and the listener of its hooks: what the training does."""
 
     framework = "torch"
 
@@ -41,7 +41,7 @@ class TorchRecorder:
         self._session, self._boundary = session, session.boundary
         self._ops: OpRecorder | None = None
         self._repeats = RepeatFilter(self._boundary, self)
-        self.routes = TorchHooks(self._boundary, self, self._repeats)
+        self.hooks = TorchHooks(self._boundary, self, self._repeats)
         self._registry = ModuleRegistry(self._note_compiled_root)
         self._trainers = GradientThreads()
         settings = session.settings
@@ -61,16 +61,17 @@ class TorchRecorder:
         self._begins_anew = self._anew = False  # recorded from the end of the evaluation at its beginning: will be, is
         self._inputs: set[int] = set()  # hashes of the shapes that models were called with in a profiled step
         self._evaluated_first = 0  # steps that were to be recorded and began with evaluation, since one that did not
-        self.stepped, self.differs = self._repeats.stepped, self._repeats.differs  # no frame of ours in between
+        # no frame of ours in between
+        self.stepped, self.end_repetition = self._repeats.stepped, self._repeats.end_repetition
 
     # the run
 
-    def listen(self, models: Models) -> None:
-        """Routes in place, models known, and the first step open where nothing else begins it."""
+    def attach(self, models: Models) -> None:
+        """Install the hooks, with the models known and the first step open where nothing else begins it."""
         for name, model in named_models(models):
             self._boundary.call(self._registry.add_root, model, name)
-        self._leaving.callback(self.routes.remove)
-        self.routes.install()
+        self._leaving.callback(self.hooks.remove)
+        self.hooks.install()
         self._leaving.callback(kineto.before_other_profilers(self._boundary.guarded(self._give_way_to_other_profiler)))
 
     @property
@@ -82,7 +83,7 @@ class TorchRecorder:
         """Prepare to record into this run."""
         memory, session = MemoryWatch(self._registry, self._trainers), self._session
         guarded, tell = self._boundary.guarded, self._repeats.report_ended_steps
-        self._ops = OpRecorder(writer, session.plan, memory, self.routes, session.note, guarded, tell)
+        self._ops = OpRecorder(writer, session.plan, memory, self.hooks, session.note, guarded, tell)
 
     def rehearse(self) -> None:
         """Measure once what recording costs on this device, before the first step."""
@@ -98,8 +99,8 @@ class TorchRecorder:
         if self._ops is not None:
             self._ops.close()
 
-    def leave(self) -> None:
-        """Take every route back, and keep no weak reference to a tensor: torch refuses to swap one that has any."""
+    def detach(self) -> None:
+        """Remove every hook, and keep no weak reference to a tensor: torch refuses to swap one that has any."""
         with self._leaving:
             state = vars(self._finder)  # not by its method, which may be what has failed
             state["_optimizers"].forget_parameters()
@@ -122,15 +123,15 @@ class TorchRecorder:
         return 0 if self._ops is None else self._ops.paused_ns
 
     @property
-    def untold(self) -> int:
-        """Steps that have ended and that the session has not been told of."""
-        return self._repeats.untold
+    def unreported_steps(self) -> int:
+        """Number of steps that have ended and were not yet reported to the session."""
+        return self._repeats.unreported_steps
 
     def wait_for_step(self, loss: Any) -> None:
         """Calls on a CPU return when their work is done; of a GPU, a step is what was asked for in it."""
 
-    def number_in(self, loss: Any) -> Loss:
-        """The number that a loss holds, or what reads it later."""
+    def loss_value(self, loss: Any) -> Loss:
+        """The value of a loss, or what reads it later."""
         return torch_private.loss_value_or_reader(loss)
 
     def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
@@ -175,7 +176,7 @@ class TorchRecorder:
             self._repeats.may_begin(steps, samples, flushed_ns)
 
     def pause(self) -> bool:
-        """Hear of nothing until `resume`; True where work of the open step was seen, which is profiled no further."""
+        """Ignore the training until `resume`; True where work of the open step was seen: it is profiled no further."""
         within_step = self._finder.pause()
         self._repeats.follow()
         self._is_paused = True
@@ -184,7 +185,7 @@ class TorchRecorder:
         return within_step
 
     def resume(self) -> None:
-        """Hear of the training again."""
+        """Observe the training again."""
         self._is_paused = False
 
     def close_window(self) -> None:
@@ -192,12 +193,12 @@ class TorchRecorder:
         if self._ops is not None:
             self._ops.close_window()
 
-    def inside(self, layer: nn.Module) -> torch_private.Scope:
+    def layer_scope(self, layer: nn.Module) -> torch_private.Scope:
         """A range of the step that counts as a call of this module, for code that calls a function of it instead."""
         index = self._boundary.call(self._registry.index, layer)
         return torch_private.make_scope("call" if index is None else f"{MODULE_SCOPE}{index}")
 
-    # what the training does, as the routes tell
+    # what the training does, as the hooks report it
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is called that no other module calls."""
@@ -211,7 +212,7 @@ class TorchRecorder:
         self._session.begin()
         self._finder.called(module, args, kwargs)
         if self._finder.awaits_output:
-            self._repeats.differs()
+            self._repeats.end_repetition()
         self._open_step()
         if self._ops is None or not torch.is_grad_enabled():
             return
@@ -236,7 +237,7 @@ class TorchRecorder:
 
     def raised(self, module: nn.Module) -> None:
         """Note that the call has ended with an exception."""
-        self._repeats.differs()
+        self._repeats.end_repetition()
         if (
             not self._is_paused and not torch_private.in_backward()
         ):  # else a checkpoint has computed again as far as it needed to
@@ -307,7 +308,7 @@ class TorchRecorder:
 
     def backward_raised(self) -> None:
         """An exception has ended a backward pass."""
-        self._repeats.differs()
+        self._repeats.end_repetition()
         if self._is_paused:
             return
         self._finder.backward_raised()
@@ -364,7 +365,7 @@ class TorchRecorder:
     def _restart_open_step(self, now_ns: int) -> None:
         """Begin the step now: what went before is no part of it, and what was recorded is dropped from RAM."""
         session = self._session
-        self._repeats.differs()
+        self._repeats.end_repetition()
         if session.t0_ns is not None and now_ns <= session.t0_ns:
             return  # it was in a pause
         if self._ops is not None and self._ops.recording:
@@ -403,13 +404,13 @@ class TorchRecorder:
 
     def _note_calls(self, witness: BatchWitness | None) -> bool:
         """Report the following calls to a witness, unless they are reported already; None: to nobody."""
-        noted_by = self.routes.calls_noted_by
+        noted_by = self.hooks.calls_noted_by
         if isinstance(noted_by, CallSites):
             noted_by.also = witness
             return True
         if noted_by is not None and not isinstance(noted_by, BatchWitness):
             return False
-        self.routes.note_calls(witness)
+        self.hooks.note_calls(witness)
         return True
 
     def _note_compiled_root(self, root: nn.Module) -> None:
@@ -435,7 +436,7 @@ class TorchRecorder:
         return {
             "threads": torch.get_num_threads(),  # at the end: a script sets their number after the run has begun
             "recorder": run_facts.recording_facts(
-                self._ops, self._session.settings.steps_from, self._finder.detected_by, self.routes.loading_ns
+                self._ops, self._session.settings.steps_from, self._finder.detected_by, self.hooks.loading_ns
             ),
             "overhead": run_facts.overhead_facts(self._ops, span_ns, self._followed_ns),
             "compile_s": torch_private.compile_seconds(),
@@ -464,11 +465,11 @@ class TorchRecorder:
             finally:  # a fault of that, too
                 kineto.end_running_profile()
 
-    def forks(self) -> None:
+    def note_fork(self) -> None:
         """Note that this process has forked."""
         self._finder.activity_counts["forks"] += 1
 
-    def forget(self) -> None:
+    def discard_in_child(self) -> None:
         """Drop the window in a forked child: it belongs to the parent."""
         if self._ops is not None:
-            self._ops.forget()
+            self._ops.discard_in_child()

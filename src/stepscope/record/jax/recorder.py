@@ -1,4 +1,4 @@
-"""JAX's side of a session: steps as the training tells them, ops of traced steps, layers by named scopes.
+"""JAX's side of a session: steps as the training reports them, ops of traced steps, layers by named scopes.
 
 JAX works on after its calls have returned. A step ends when the loss that `scope.step(loss)` was given is computed,
 and what was given none ends when every array is; so it waits, where the training might not have. What it is waited for
@@ -46,7 +46,7 @@ class JaxRecorder:
             raise UsageError("allocations are not recorded with JAX", "leave memory as it is")
         self.layers = Layers()
         self.paused_ns = self.once_ns = 0
-        self.untold = 0
+        self.unreported_steps = 0
         self._writer: RunWriter | None = None
         self._window: profiler.Window | None = None
         self._held: list[Any] = []  # programs that ran in the window, which the training may let go before it is read
@@ -59,8 +59,8 @@ class JaxRecorder:
 
     # the run
 
-    def listen(self, models: Any) -> None:
-        """Note the parameters' sizes, hear of compiling, and of other traces."""
+    def attach(self, models: Any) -> None:
+        """Note the parameters' sizes, and observe compiling and other traces."""
         self._session.boundary.call(self.layers.note_parameters, models)
         self._leaving.callback(profiler.observe_compiling(self._note_compile_time))
         guarded = self._session.boundary.guarded(self._give_way_to_other_trace)
@@ -81,8 +81,8 @@ class JaxRecorder:
         self.close_window()
         self._stopped = True
 
-    def leave(self) -> None:
-        """Hear of nothing any more."""
+    def detach(self) -> None:
+        """Stop observing."""
         self._leaving.close()
 
     # steps
@@ -108,8 +108,8 @@ class JaxRecorder:
             if not array.is_deleted():
                 array.block_until_ready()
 
-    def number_in(self, loss: Any) -> float | None:
-        """The number that a loss holds, an array or a number; None where it is no single number."""
+    def loss_value(self, loss: Any) -> float | None:
+        """The value of a loss, an array or a number; None where it is no single number."""
         if loss is None or getattr(loss, "size", 1) != 1:
             return None
         try:
@@ -149,7 +149,7 @@ class JaxRecorder:
     def may_repeat(self, samples: int | None, flushed_ns: int) -> None:
         """Every step is followed: that takes no more than a look at the clock."""
 
-    def differs(self) -> bool:
+    def end_repetition(self) -> bool:
         """Exclude what was compiled so far from the open step, which begins behind a pause; no step is predicted."""
         self._compiled_before_s = self._compile_s
         return False
@@ -159,7 +159,7 @@ class JaxRecorder:
         return False
 
     def resume(self) -> None:
-        """Do nothing: every step is told."""
+        """Do nothing: every step is reported by the training."""
 
     def close_window(self) -> None:
         """End the open window and write it."""
@@ -167,7 +167,7 @@ class JaxRecorder:
             self._run_between_steps(self._flush_window)
         self._held = []
 
-    def inside(self, layer: str) -> AbstractContextManager[Any]:
+    def layer_scope(self, layer: str) -> AbstractContextManager[Any]:
         """A named scope: what is traced in it is a part of this layer."""
         scope: AbstractContextManager[Any] = jax.named_scope(layer)
         return scope
@@ -314,13 +314,13 @@ class JaxRecorder:
         return []
 
     def why_no_steps(self) -> str:
-        """Steps are told."""
+        """Return the only reason: the training reports its steps."""
         return "scope.step() was never called"
 
     # faults
 
     def report_ended_steps(self) -> None:
-        """Every step was told."""
+        """Do nothing: every step was reported."""
 
     def abandon_window(self, why: str) -> None:
         """Drop the open window without writing it."""
@@ -328,9 +328,9 @@ class JaxRecorder:
             self._drop_window()
             self._session.note("ops-lost", f"{why}: the op calls of an open window are lost")
 
-    def forks(self) -> None:
+    def note_fork(self) -> None:
         """JAX warns of forks itself."""
 
-    def forget(self) -> None:
+    def discard_in_child(self) -> None:
         """Drop the trace in a forked child: it belongs to the parent."""
         self._window, self._stopped = None, True
