@@ -176,3 +176,13 @@ def test_ceilings_of_the_cpu_are_none_of_a_gpu_and_the_remedy_names_the_gpu(tmp_
     run = _run(tmp_path, (_launch(100, 9_000, flops=1_000_000, bytes=1_000),))
     assert why_no_ceilings(run, "cuda:0") == "the ceilings of cuda:0 were not measured"
     assert "doctor --ceilings --device cuda:0 measures" in ceilings_remedy(run, "cuda:0")
+
+
+def test_a_low_clock_of_the_cpu_throttles_no_training_whose_gpu_is_busy_by_its_own_gauge(tmp_path: Path) -> None:
+    slow = Machine(clocks=(1e9, 1e9), limit=1e9)
+    busy, idle = (
+        _run(tmp_path / f"{share}", _LAUNCHES, _read("utilisation", "gpu:0", share), machine=slow)
+        for share in (0.95, 0.0)
+    )
+    assert all(cause.bound != "throttled" for cause in busy.verdict().causes)
+    assert any(cause.bound == "throttled" for cause in idle.verdict().causes)

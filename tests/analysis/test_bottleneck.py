@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from tests.fabricate import CEILINGS, STEP, Core, Op, Sampled, every_step, fabricate_run
 
 from stepscope.analysis.compare import compare
+from stepscope.analysis.device.occupancy import occupancy
 from stepscope.analysis.metrics import Measured, background_cpu_load, background_warning
 from stepscope.analysis.process_scopes import ALL
 from stepscope.analysis.run import Run
@@ -237,6 +239,33 @@ def test_loading_takes_no_more_of_a_run_than_its_loaders_took(tmp_path: Path, pa
     assert all(cause.confidence == "high" for cause in found)
 
 
+def test_a_wait_for_another_process_is_no_loading_where_the_loaders_took_little_of_the_run(tmp_path: Path) -> None:
+    machine = Machine(0.34, 0.01, {"process": 0.65}, own_cores=0.35)  # that steps an environment, say
+    loading = Op("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", None, "data", 200)
+    more: dict[str, Any] = {"ops": (loading, *STEP[1:]), "residual_us": 30_000}
+    verdict = _run(tmp_path / "apart", machine, loading_ns=30_000_000, **more).verdict()
+    assert (verdict.bound, verdict.causes[0].name) == ("idle", "another process"), verdict.sentence
+    assert all(cause.bound != "input" for cause in verdict.causes)
+    assert _run(tmp_path / "loading", machine, loading_ns=2_000_000_000, **more).verdict().bound == "input"
+
+
+def test_a_training_whose_waits_cannot_be_read_has_a_verdict_with_loader_workers_too(tmp_path: Path) -> None:
+    loading = Op("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", None, "data", 30_000)
+    path = fabricate_run(
+        tmp_path, steps=60, recorded=every_step, ops=(loading, *STEP[1:]), cores=(Core(0.4),), process_cores=0.35
+    )
+    assert Run(path).verdict().bound == "input"
+
+
+def test_a_loop_that_waits_for_what_cannot_be_read_is_not_said_to_sleep(tmp_path: Path) -> None:
+    path = fabricate_run(
+        tmp_path, steps=60, recorded=every_step, residual_us=30_000, cores=(Core(0.4), Core(0.05)), process_cores=0.35
+    )
+    verdict = Run(path).verdict()
+    assert (verdict.bound, verdict.causes[0].name, verdict.confidence) == ("idle", "wait", "medium"), verdict.sentence
+    assert "timer" not in verdict.next[0]
+
+
 def test_the_threads_of_the_training_are_no_background_load(tmp_path: Path) -> None:
     machine, training, _, _ = CAUSES["more threads than cores"]
     verdict = _run(tmp_path, machine, **training).verdict()
@@ -396,6 +425,18 @@ def _on_a_gpu(out: Path, flops: int | None, kernel_us: int) -> Run:
     return _run(out, Machine(), ops=ops, ceilings={**CEILINGS, "device": "cuda:0"})
 
 
+def test_each_of_two_gpus_is_held_against_the_ceilings_of_one_by_its_own_flops(tmp_path: Path) -> None:
+    def product(gpu: int, kernel_us: int) -> Op:
+        kernel = Op("sgemm", f"fc{gpu}", "forward", kernel_us, device=f"cuda:{gpu}", thread=7 + gpu)
+        return Op("aten::mm", f"fc{gpu}", "forward", 5_000, (kernel,), flops=15_000_000)
+
+    limits = {**CEILINGS, "device": "cuda:0"}
+    ops = (product(0, 9_500), product(1, 9_900))
+    verdict = _run(tmp_path, Machine(), ops=ops, residual_us=100, ceilings=limits).verdict()
+    assert verdict.bound == "compute", verdict.sentence
+    assert "its kernels reach 1.5" in verdict.sentence, "GFLOP/s, of one GPU: not the 3 of both"
+
+
 def test_a_low_clock_of_the_cpu_throttles_no_training_whose_gpu_is_busy(tmp_path: Path) -> None:
     slow = Machine(clocks=(1e9, 1e9), limit=1e9)
     kernel = Op("sgemm", "fc", "forward", 9_900, device="cuda:0", thread=7)
@@ -455,3 +496,51 @@ def test_an_evaluation_that_computes_is_not_told_to_leave_out_a_backward_pass(tm
     assert verdict.bound == "compute"
     assert verdict.next
     assert not any("gradient" in advice for advice in verdict.next)
+
+
+_EVERY, _PAUSE_NS = 10, 160_000_000  # as long as ten steps: half of the time
+
+
+def _with_pauses(out: Path, waits: str, ops: tuple[Op, ...]) -> Run:
+    """A run whose thread runs in its steps and waits between every ten of them, as in an evaluation or a save."""
+    t_ns = np.arange(-5, 2 * 12 * 16 + 5) * 10_000_000
+    is_pause = t_ns % (_EVERY * _STEP_NS + _PAUSE_NS) >= _EVERY * _STEP_NS
+    ran, waited = (np.concatenate([[0.0], np.cumsum(1e7 * flags[:-1])]) + 1e9 for flags in (~is_pause, is_pause))
+
+    def read(quantity: str, scope: str, values: Any, unit: str = "ns", kind: str = "counter") -> Sampled:
+        channel = {"id": f"{scope}.{quantity}", "quantity": quantity, "unit": unit, "kind": kind, "scope": scope}
+        return Sampled({**channel, "sensor": "read", "refresh_ns": 1000, "source": "synthetic"}, t_ns, values + 0 * ran)
+
+    sampled = (
+        read("thread_cpu_time", "thread", ran),
+        read("run_delay", "thread", 1e9),
+        read("thread_waiting", f"wait:{waits}", is_pause.astype(float), "1", "gauge"),
+        read("stall_time", "io:some", waited),
+        read("storage_written", "process", 2e-2 * waited, "B"),
+        read("core_frequency", "core:0", np.where(is_pause, 0.4e9, 2e9), "Hz", "gauge"),
+        read("core_frequency_limit", "policy0", 1.2e9, "Hz", "gauge"),
+    )
+    cores = [{"core": core, "online": True, "max_frequency_hz": 2_000_000_000} for core in (0, 1)]
+    path = fabricate_run(
+        out, steps=120, recorded=every_step, ops=ops, noise=0.01, cores=(Core(0.5), Core(0.05)), process_cores=0.5,
+        sampled=sampled, header={"threads": 1}, device={"cores": cores},
+    )  # fmt: skip
+    steps = pl.read_parquet(path / "steps.parquet")
+    number = pl.col("step").cast(pl.Int64)
+    t0_ns = steps["t0_ns"][0] + number * _STEP_NS + number // _EVERY * _PAUSE_NS
+    steps.with_columns(t0_ns=t0_ns, t1_ns=t0_ns + _STEP_NS).cast(steps.schema).write_parquet(path / "steps.parquet")
+    return Run(path)
+
+
+@pytest.mark.parametrize("waits", ["disk", "timer", "process"])
+def test_what_the_training_waits_for_between_its_steps_bounds_no_step(tmp_path: Path, waits: str) -> None:
+    loading = Op("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", None, "data", 200)
+    run = _with_pauses(tmp_path, waits, (loading, *STEP[1:]))
+    verdict = run.verdict()
+    assert [cause.bound for cause in verdict.causes] == ["compute"], verdict.sentence
+    usage = occupancy(run)
+    assert usage.runs is not None
+    assert usage.runs.value == pytest.approx(1, abs=0.02)
+    assert usage.waits[waits].value < 0.1  # readings of 10 ms, beside steps of 16
+    assert usage.clock is not None
+    assert usage.clock.share.value > 0.9

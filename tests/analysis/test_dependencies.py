@@ -15,10 +15,12 @@ from tests.fabricate import Core, every_step, fabricate_run
 
 from stepscope.analysis.device.occupancy import usable_cores
 from stepscope.analysis.run import Run
+from stepscope.analysis.time import dependencies as searched
 from stepscope.analysis.time.dependencies import (
     BRANCHES,
     DATA_BESIDE,
     NO_ACCESSES,
+    _same_steps,
     _units_of_step,
     data_edges,
     earliest_end_ns,
@@ -102,6 +104,15 @@ def test_a_run_without_noted_tensors_says_why(tmp_path: Path) -> None:
     found = Run(write_part(tmp_path, DIAMOND, 750, world=1, rank=None)).dependencies()
     assert found.why == NO_ACCESSES
     assert found.overlap.is_empty()
+
+
+def test_where_no_step_runs_what_the_noted_one_ran_not_all_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, noted, read = Run(fabricate_run(tmp_path, steps=150, recorded=every_step)), _units(length_us=1), list[int]()
+    monkeypatch.setattr(searched, "_units_of_step", lambda _run, step: read.append(step))
+    assert _same_steps(run, noted) == [noted]
+    assert len(read) == 60
 
 
 KERNEL: dict[str, Any] = {"device": "cuda:0", "thread": 7}

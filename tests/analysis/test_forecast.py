@@ -102,7 +102,7 @@ def test_after_a_throttle_the_new_level_goes_on() -> None:
     values[500:] *= 1.5
     said = project_sum(np.arange(800.0), values, 2000)
     assert said.total == pytest.approx(500 + 1500 * 1.5, rel=0.01)
-    assert "after the last change" in said.method
+    assert "after their last change" in said.method
 
 
 def test_a_run_is_foretold_in_time_and_without_a_sensor_not_in_energy(tmp_path: Path) -> None:
@@ -162,6 +162,34 @@ def test_the_level_that_a_zone_approaches_is_predicted_with_an_interval_that_hol
         assert said.total == pytest.approx(70, abs=2.5)
         held += said.low <= 70 <= said.high
     assert held >= 9
+
+
+@pytest.mark.parametrize("count", [40, 100, 600])
+@pytest.mark.parametrize(("warms_by", "tau_s"), [(0.0, 60.0), (10.0, 20.0), (25.0, 60.0)])
+def test_a_device_that_warms_up_is_not_said_to_stay_as_it_was_in_the_first_seconds(
+    count: int, warms_by: float, tau_s: float
+) -> None:
+    rng = np.random.default_rng(count)
+    t_s = np.arange(count) * 0.1
+    for _ in range(3):
+        celsius = 40 + warms_by * (1 - np.exp(-t_s / tau_s)) + 0.15 * rng.standard_normal(count)
+        level = project_level(np.arange(count, dtype=np.float64), np.round(celsius * 2) / 2, 6000)
+        assert level.low <= 40 + warms_by <= level.high
+        assert level.high - level.low >= 2.0, "readings come in steps of half a degree"
+        assert ("drifting" in level.method) == bool(warms_by)
+
+
+def test_a_temperature_of_few_readings_is_disowned(tmp_path: Path) -> None:
+    def read(count: int) -> Forecast:
+        zone = channel("temperature", "temperature", "zone:cpu", unit="degC")
+        heat = Sampled(zone, np.arange(count) * 100_000_000, np.linspace(40, 42, count))
+        return forecast(Run(fabricate_run(tmp_path / str(count), steps=60, sampled=(heat,))), 1000)
+
+    few, many = read(39), read(41)
+    assert few.value("temperature") is None
+    assert any(note.startswith("no temperature: ") for note in few.notes)
+    assert many.value("temperature") is not None
+    assert not any(note.startswith("no temperature: ") for note in many.notes)
 
 
 def test_amounts_have_units() -> None:
@@ -376,7 +404,7 @@ def test_a_pause_that_has_not_come_is_a_condition(tmp_path: Path) -> None:
 def test_time_beside_profiled_steps_does_not_count_and_a_note_says_so(tmp_path: Path) -> None:
     run = _with_pauses(fabricate_run(tmp_path, steps=60, recorded=lambda _: True), 0.1, 10)
     said = forecast(run, 1000)
-    assert any("it cannot be told how much of it the profiler took" in note for note in said.notes)
+    assert any("it is not known how much of it the profiler took" in note for note in said.notes)
 
 
 def test_a_thousand_watched_blocks_are_looked_at_in_64_pieces_and_tell_what_they_do_apart() -> None:

@@ -121,3 +121,28 @@ def test_a_view_of_a_large_tensor_is_dispatch_and_no_traffic_at_the_ceiling_of_t
     run = Run(fabricate_run(tmp_path, steps=10, recorded=every_step, ops=(*STEP, *views)))
     limits = dict(run.attained("operator").select("name", "limit").rows())
     assert {limits[view.name] for view in views} == {"dispatch"}
+
+
+def test_layers_in_another_number_format_than_the_ceilings_are_not_held_against_them(tmp_path: Path) -> None:
+    fast = Op("aten::mm", "fc", "forward", 2_000, flops=20_000_000)  # eight times what products reach in float32
+    formats = {
+        "flops_by_format": {"cpu": {"float32": 30_000_000, "bfloat16": 23_000_000}},
+        "other_formats": [["aten::mm", "fc"], ["aten::addmm", "fc"]],
+    }
+    runs = [
+        Run(fabricate_run(tmp_path / name, steps=60, recorded=every_step, ops=(*STEP, fast), header=header))
+        for name, header in (("mixed", {"recorder": formats}), ("unknown", {}))
+    ]
+    mixed, unknown = ({row["name"]: row for row in run.attained().to_dicts()} for run in runs)
+    assert unknown["fc"]["known"] > 0.9
+    assert mixed["fc"]["known"] < 0.1, "its calls alone"
+    assert mixed["features.0"] == pytest.approx(unknown["features.0"])
+    points = {row["name"]: row for row in roofline(runs[0]).to_dicts()}
+    assert (points["aten::addmm"]["attained"], points["aten::addmm"]["waits_for"]) == (None, None)
+    assert points["aten::mkldnn_convolution"]["waits_for"] == "arithmetic"
+    layers = {row["layer"]: row for row in runs[0].layers().to_dicts()}
+    assert layers["fc"]["attained"] is None
+    assert layers["features.0"]["attained"] > 0.8
+    assert runs[0].verdict().bound == "compute"
+    what = "share of the attainable of aten::addmm, aten::mm in 1 layer"
+    assert [gap.detail for gap in runs[0].not_measured() if gap.what == what] == ["fc"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,62 @@ def test_a_little_core_at_its_own_maximum_hides_no_big_one_that_is_held_down(tmp
 
     assert throttled("big", 0.5, 0.9) is True
     assert throttled("little", 0.9, 0.02) is False, "the big core rests"
+
+
+def _waiting(**more: Any) -> Machine:
+    return Machine(0.45, 0.01, {"timer": 0.54}, own_cores=0.45, clocks=(1.1e9, 1.1e9), **more)
+
+
+def test_a_clock_that_its_governor_lowers_for_a_thread_that_waits_is_not_held_down_by_a_limit_it_never_reached(
+    tmp_path: Path,
+) -> None:
+    for name, machine, about in (
+        ("mode", _waiting(), {"power_mode": "15W"}),
+        ("limit", _waiting(limit=1.8e9), {"power_mode": "15W"}),
+        ("busy", Machine(clocks=(1.1e9, 1.1e9), limit=1.8e9), {}),
+        ("falls", replace(_waiting(), clocks=(1.6e9, 0.8e9)), {}),
+    ):
+        run = _run(tmp_path / name, machine, **about)
+        assert detect_throttling(run)[0] is False, name
+        assert all(cause.bound != "throttled" for cause in run.verdict().causes), name
+
+
+def test_a_limit_that_the_clock_reached_holds_it_down_also_for_a_thread_that_waits(tmp_path: Path) -> None:
+    held, why = detect_throttling(_run(tmp_path, _waiting(limit=1.1e9), power_mode="15W"))
+    assert held
+    assert why[:2] == ("the clock's limit is 1.10 GHz of 2.00 GHz", "the power mode is 15W")
+
+
+@pytest.mark.parametrize(
+    ("quantity", "scope"), [("throttled", "throttle:throttled"), ("cooling_state", "cooling:cpufreq-cpu0")]
+)
+def test_a_report_of_a_moment_is_no_throttling_of_the_steps(tmp_path: Path, quantity: str, scope: str) -> None:
+    moment, long = (_read(quantity, scope, [0] * (60 - count) + [1] * count) for count in (2, 12))
+    assert detect_throttling(_run(tmp_path / "moment", Machine(clocks=(2e9, 2e9)), moment))[0] is False
+    assert detect_throttling(_run(tmp_path / "long", Machine(clocks=(2e9, 2e9)), long))[0] is True
+
+
+def test_events_alone_tell_that_a_core_was_throttled_and_not_for_how_long(tmp_path: Path) -> None:
+    once = _read("throttle_events", "core:0", [7.0] * 20 + [8.0] * 40, kind="counter")
+    run = _run(tmp_path, Machine(clocks=(1.6e9, 1.6e9)), once)
+    assert detect_throttling(run) == (
+        True,
+        ("core 0 was throttled 1 time", "the fastest core's clock was 80 % of its maximum, 80 % in the first steps "
+         "and 80 % in the last"),
+    )  # fmt: skip
+    (cause,) = (cause for cause in run.verdict().causes if cause.bound == "throttled")
+    assert cause.confidence == "medium"
+    falls = _run(tmp_path / "falls", Machine(clocks=(2e9, 1.2e9)), once)
+    assert next(cause for cause in falls.verdict().causes if cause.bound == "throttled").confidence == "high"
+
+
+def test_the_limit_of_a_little_core_is_none_of_the_big_one_that_runs(tmp_path: Path) -> None:
+    def read(quantity: str, scope: str, hertz: float) -> Sampled:
+        channel = _read(quantity, scope, [hertz] * 100)
+        return Sampled({**channel.channel, "unit": "Hz", "sensor": scope}, channel.t_ns, channel.values)
+
+    cores = [{"core": core, "online": True, "max_frequency_hz": hertz} for core, hertz in ((0, 1.8e9), (1, 2.4e9))]
+    limits = (read("core_frequency_limit", "policy0", 1.8e9), read("core_frequency_limit", "policy1", 1.2e9))
+    sampled = (*Machine().sampled(), read("core_frequency", "core:1", 1.2e9), *limits)
+    path = fabricate_run(tmp_path, steps=_STEPS, cores=(Core(0.1), Core(0.9)), sampled=sampled, device={"cores": cores})
+    assert detect_throttling(Run(path))[1][0] == "the clock's limit is 1.20 GHz of 2.40 GHz"

@@ -14,7 +14,7 @@ from torch import nn
 import stepscope
 from stepscope.record.ops.number_formats import FlopsByFormat, float32_format, gpus_of_ops
 from stepscope.runfolder import RunReader
-from stepscope.runfolder.computation import Computation, main_computation
+from stepscope.runfolder.computation import Computation, calls_in_other_formats, main_computation
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -43,9 +43,35 @@ def test_flops_are_of_the_gpu_that_runs_the_kernels_below_an_operator() -> None:
     assert gpus_of_ops(parent, gpu).tolist() == [1, 1, 1, -1, 0, 0]
     raw: list[Any] = [SimpleNamespace(dtypes=lambda name=name: ["", name]) for name in ("c10::BFloat16", "double")]
     counted = FlopsByFormat()
-    counted.add(raw, np.array([90, 7]), np.array([1, -1]))
+    counted.add(raw, np.array([90, 7]), np.array([1, -1]), ["aten::mm", "aten::mm"], np.array([0, 1]))
     assert counted.facts() == {"cuda:1": {"bfloat16": 90}, "cpu": {"float64": 7}}
+    assert counted.other_formats(["a", "b"]) == [], "on another device"
     assert main_computation({"recorder": {"flops_by_format": counted.facts()}}) == Computation("cuda:1", "bfloat16")
+
+
+def test_what_computes_in_another_format_than_most_flops_is_written_by_operator_and_layer(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"body": nn.Linear(32, 64), "head": nn.Linear(64, 8)})
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with stepscope.profile(model, out=tmp_path, record="all") as scope:
+        for _ in range(6):
+            with torch.autocast("cpu", torch.bfloat16):
+                x = model["body"](torch.randn(16, 32))
+            (model["head"](x.float()) @ torch.ones(8, 1)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scope.step()
+    run = RunReader(scope.path)
+    assert main_computation(run.meta) == Computation("cpu", "bfloat16")
+    calls = calls_in_other_formats(run.meta)
+    assert {module for _, module in calls} == {"head", None}
+    assert all(name.startswith("aten::") for name, _ in calls)
+    assert not run.damaged
+
+
+@pytest.mark.parametrize("stated", [None, 3, [3, [], {}], {"aten::mm": ["fc"]}])
+def test_a_run_that_states_no_other_formats_has_none(stated: object) -> None:
+    assert calls_in_other_formats({"recorder": {"other_formats": stated}}) == []
+    assert calls_in_other_formats({"recorder": stated}) == []
 
 
 def test_float32_is_named_by_the_switches_that_let_its_products_round() -> None:

@@ -25,7 +25,7 @@ from stepscope import workloads
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.engine import ProgressCallbacks, answer_study
 from stepscope.experiments.kernels import OPS, Kernels
-from stepscope.experiments.kernels.measurements import VISITS
+from stepscope.experiments.kernels.measurements import VISITS, reached_ceilings
 from stepscope.experiments.kernels.rates import (
     HERE,
     KernelRate,
@@ -38,7 +38,14 @@ from stepscope.experiments.kernels.rates import (
     read_tables,
 )
 from stepscope.experiments.kernels.shapes import AXES, Kernel, KernelAxes, kernels_of, same_padding_conv_sizes
-from stepscope.experiments.kernels.study import _frames, _most_expensive_op, _rate_rows, _step_table
+from stepscope.experiments.kernels.study import (
+    Evidence,
+    _frames,
+    _most_expensive_op,
+    _rate_rows,
+    _step_table,
+    build_findings,
+)
 from stepscope.experiments.kernels.timing import (
     BOTH,
     FEWEST,
@@ -488,3 +495,29 @@ def test_background_load_over_the_study_is_said(
     findings = answer_study(replace(SMALL, ops=("optimizer",)), tmp_path)
     assert any("busy with other processes" in note for note in findings.notes) == is_said
     assert len(list((tmp_path / "cells").glob("optimizer-*.json"))) == 4 * VISITS
+
+
+@pytest.mark.parametrize(("waited", "is_disturbed"), [(0.05, False), (0.4, True)])
+def test_ceilings_that_other_load_disturbed_are_no_best_of_this_device(
+    waited: float, is_disturbed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {**CEILINGS, "run_queue_share": waited}
+    monkeypatch.setattr("stepscope.experiments.kernels.measurements.ceilings", lambda *asked, **how: limits)
+    findings = build_findings(Evidence([], reached_ceilings(SMALL), {}, {}, {}), None, "a device")
+    assert ("disturbed by other load" in findings.answer) == is_disturbed
+    assert any("waited for a CPU core in 40 % of its time" in note for note in findings.notes) == is_disturbed
+
+
+def test_a_study_goes_on_without_the_ceiling_of_the_memory_where_other_load_disturbed_its_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {**CEILINGS, "bandwidth": [{**row, "waited": 0.5} for row in CEILINGS["bandwidth"]]}
+    monkeypatch.setattr("stepscope.experiments.kernels.measurements.ceilings", lambda *asked, **how: limits)
+    findings = answer_study(replace(SMALL, ops=("conv",)), tmp_path)
+    assert findings.answer.startswith("At its best this device did 2.2 GFLOP/s. ")
+    assert any(note.startswith("the ceiling of the memory is not known") for note in findings.notes)
+    (roofs,) = (table for table in findings.tables if table.name == "ceilings")
+    assert [row[0] for row in roofs.rows] == ["arithmetic"]
+    assert findings.frames["roofs"]["roof"].to_list() == ["compute"]
+    for chart, _ in kernel_charts(findings.frames).values():
+        assert chart(600).to_dict()

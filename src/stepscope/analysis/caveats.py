@@ -42,6 +42,7 @@ from stepscope.files import CHANGED, MENDED
 from stepscope.quantities import POWER_SENSORS
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.checksums import GONE
+from stepscope.runfolder.computation import calls_in_other_formats
 from stepscope.units import percent, plural
 
 if TYPE_CHECKING:
@@ -51,10 +52,9 @@ from stepscope.units import duration
 _POWER = ("power", "energy")
 _OF_A_BOARD = re.compile(r"jetson|rpi")  # that another machine lacks them is no news
 _ENABLE = (
-    "stepscope doctor shows how to open a sensor; a plug or a meter beside the machine works anywhere "
-    "(--plug, --meter-command, --meter-csv)"
+    "stepscope doctor says how to open a sensor; a plug or meter works anywhere (--plug, --meter-command, --meter-csv)"
 )
-_ESTIMATE = "; --power-model cpu=2W..15W gives an estimate, labelled so"
+_ESTIMATE = "; --power-model cpu=2W..15W estimates"
 _LOSSES = ("lost", "gap", "dropped", "stopped", "jump", "damaged", "hung", "stale", "not-read")
 
 
@@ -62,6 +62,7 @@ IN_RUN, ENERGY, MACHINE, LOST = "in this run", "energy", "not on this machine", 
 GROUPS = (IN_RUN, ENERGY, MACHINE, LOST)
 _WITHOUT_LAYERS = {  # events that say so, and what helps
     "no-module-calls": "call layer(x) instead of layer.forward(x)",
+    "compiled-calls": "run once without torch.compile",
     "no-named-scopes": "put each layer into `with jax.named_scope('layer'):`",
 }
 
@@ -85,6 +86,7 @@ def not_measured(run: Run) -> list[NotMeasured]:
     gaps = [
         *_step_gaps(run),
         *_operator_gaps(run),
+        *_format_gaps(run),
         *_memory_gaps(run),
         *_overhead_gaps(run),
         *_sensor_gaps(run),
@@ -171,12 +173,12 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
         yield NotMeasured("operators and modules", within[0] if within else why, remedy)
         return
     step_count = table["step"].n_unique()
-    for event in run.events:
-        remedy_of_layers = _WITHOUT_LAYERS.get(str(event.get("kind")))
-        if remedy_of_layers is not None:
-            yield NotMeasured("layers", str(event.get("message", "")), remedy_of_layers)
+    unseen = [event for event in run.events if event.get("kind") in _WITHOUT_LAYERS]
+    for event in unseen:
+        yield NotMeasured("layers", str(event.get("message", "")), _WITHOUT_LAYERS[str(event["kind"])])
     yield from _compiled_region_gaps(run)
-    if are_steps_whole(run) and (table["phase"] == "backward").any() and not (table["phase"] == "forward").any():
+    phases = set(table["phase"])
+    if not unseen and are_steps_whole(run) and "backward" in phases and "forward" not in phases:
         why = "no call of a module was seen: the model is called in another thread than the one that updates it"
         yield NotMeasured("layers in forward", why, "call the model in the thread that updates it")
     if only_warmup_profiled(run):
@@ -205,6 +207,16 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
     stated = any(series.scope.startswith("gpu") for series in series_of(run, "utilisation"))
     if bool((table["device"] == CPU).all()) and not stated:
         yield NotMeasured("accelerator utilisation", "no kernel ran on an accelerator")
+
+
+def _format_gaps(run: RunReader) -> Iterator[NotMeasured]:
+    others = calls_in_other_formats(run.meta)
+    if others and run.device.get("ceilings"):
+        names = sorted({name for name, _ in others})
+        layers = sorted({module for _, module in others if module is not None})
+        within = f" in {plural(len(layers), 'layer')}" if layers else ""
+        why = "they compute in another number format than most FLOPs, of which the ceilings are"
+        yield NotMeasured(f"share of the attainable of {', '.join(names)}{within}", why, detail=", ".join(layers))
 
 
 def _compiled_region_gaps(run: Run) -> Iterator[NotMeasured]:

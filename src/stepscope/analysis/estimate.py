@@ -214,6 +214,8 @@ def geometric_mean_of_repeats(repeats: Sequence[Estimate]) -> Estimate:
     if len(repeats) == 1:
         return repeats[0]
     values = np.array([repeat.value for repeat in repeats], dtype=np.float64)
+    if len(values) and values.min() == values.max():  # logarithms would round what was counted
+        return Estimate(*[float(values[0])] * 3)
     if len(values) and values.min() > 0:
         mean, low, high = mean_interval(np.log(values))
         if high - mean > _TELLS_NOTHING:

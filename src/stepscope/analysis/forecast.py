@@ -27,14 +27,15 @@ from stepscope.units import duration, percent, plural
 
 J_PER_WH = 3600.0
 MEASURED_STEPS, WATCH_EVERY = 20, 500  # steps measured of every so many: 4 % of the run holds the forecast to 0.3 %
-_FEWEST_STEPS = 10
+_FEWEST_STEPS, _FEWEST_READINGS = 10, 40
 _MUCH = 0.01  # of the time: what does not count is named from here on
 _THROTTLED = 2 / 3  # of the clock: what a condition names as an example
-AT_LEAST = "at least so much"  # in the note of a total that counts a part of the device alone
+AT_LEAST = "a lower bound"  # in the note of a total that counts a part of the device alone
 _DOCTOR = (
     "`stepscope doctor` shows which sensor can be opened; or `stepscope run` with a plug or meter (--plug, "
     "--meter-command, --meter-csv)"
 )
+_FEW_READINGS = f"no temperature: fewer than {_FEWEST_READINGS} readings do not tell how far it rises; measure longer"
 _MODEL = " or an estimate (--power-model cpu=2W..15W)"
 _rails = cached_per_run(rail_tree)
 StepFilter = Callable[[Floats], Flags]  # of the numbers of all steps, those that may be looked at
@@ -133,6 +134,7 @@ def forecast(
             device = next(filter(None, map(series.total_energy, device_energies(run, spans, metric))), None)
             totals.append(_amount_from_energy(device, total, metric, factor, unit, note))
     warm = _temperature_forecast(run, float(run_steps["t0_ns"][0]), (time.value or 0.0))
+    notes += () if warm or not series_of(run, "temperature") else (_FEW_READINGS,)
     condition = _assumption_text(steps, int(numbers[is_regular][-1]) + 1, time, between)
     badge = simulated_badge(run.meta.get("simulated"))
     notes[:0] = [f"{badge}: {SIMULATED_MEANS}"] if badge else []
@@ -173,10 +175,10 @@ def _assumption_text(steps: int, count: int, time: Measured, between: StepsAndPa
     if ahead <= 0:
         return None
     later = (time.value or 0.0) * ahead / steps * (1 / _THROTTLED - 1)
+    pauses = "" if len(between.at) else "; pauses between steps (evaluation, saving), since none was recorded"
     return (
-        "throttling that has not begun is not in the CI: at two thirds of the clock, the "
-        f"{plural(ahead, 'step')} to come would take {duration(later * 1e9)} longer"
-        f"{'' if len(between.at) else '; nor are pauses between steps (evaluation, saving), of which none is known'}"
+        f"not in the CI: throttling that has not begun (at two thirds of the clock, the other {plural(ahead, 'step')} "
+        f"would take {duration(later * 1e9)} longer){pauses}"
     )
 
 
@@ -186,12 +188,12 @@ def _pause_notes(between: StepsAndPauses) -> Iterator[str]:
     if len(lengths):
         yield (
             f"{plural(len(lengths), 'pause')} between steps (evaluation, saving), {duration(float(lengths.sum()))} in "
-            "all: those to come count at the rate at which these came"
+            "all: the forecast goes on with as many"
         )
     elif between.unknown_share > _MUCH:
         yield (
-            f"{percent(between.unknown_share)} of the time was between steps, beside profiled ones: it does not count, "
-            "since it cannot be told how much of it the profiler took"
+            f"{percent(between.unknown_share)} of the time lay between steps next to profiled ones: it is not counted, "
+            "because it is not known how much of it the profiler took"
         )
 
 
@@ -273,7 +275,7 @@ def _amount_from_energy(
 
 def _temperature_forecast(run: RunReader, t0_ns: float, seconds: float) -> list[Measured]:
     """The hottest zone at the end of the training, which lasts `seconds` from `t0_ns` on."""
-    zones = [series for series in series_of(run, "temperature") if len(series.values) >= 8]
+    zones = [series for series in series_of(run, "temperature") if len(series.values) >= _FEWEST_READINGS]
     if not zones:
         return []
     zone = max(zones, key=lambda series: float(series.values[-1]))

@@ -8,11 +8,10 @@ import numpy as np
 import polars as pl
 from scipy import special  # type: ignore[import-untyped]
 
-from stepscope.analysis.time.steps import all_timed_steps
+from stepscope.analysis.time.steps import PAUSE, all_timed_steps
 from stepscope.arrays import Flags, Floats
 from stepscope.runfolder import RunReader
 
-_PAUSE = 0.5  # of a typical step: what lasts so much longer than usual between two steps is no part of the loop
 _OF_LONGEST = 0.05  # what is shorter is a stall of a step: many of them would hide how regularly the long ones come
 _FEWEST_BOUNDARIES = 10
 _FEWEST_CYCLES = 3  # below, nothing tells how regularly pauses come: then as if by chance
@@ -88,7 +87,7 @@ def steps_and_pauses(run: RunReader, steps: pl.DataFrame) -> StepsAndPauses:
     follows = np.diff(steps["step"].to_numpy().astype(np.int64)) == 1
     is_boundary = follows & bare[:-1] & bare[1:]
     is_boundary &= is_boundary.sum() >= _FEWEST_BOUNDARIES
-    usual = np.median(gap[is_boundary]) + _PAUSE * np.median(t1 - t0) if is_boundary.any() else np.inf
+    usual = np.median(gap[is_boundary]) + PAUSE * np.median(t1 - t0) if is_boundary.any() else np.inf
     long = is_boundary & (gap > usual) & (gap > _OF_LONGEST * gap[is_boundary].max(initial=0))
     place = np.flatnonzero(long)
     ends = np.append(np.where(is_boundary & ~long, t0[1:], t1[:-1]), t1[-1:])

@@ -30,6 +30,10 @@ _STALL, _STALLS = 0.5, 0.5  # of a step, and how many such stalls are added to t
 _WANDERS = ((0.0, 0.58), (0.003, 0.2), (0.01, 0.1), (0.03, 0.05), (0.1, 0.04), (0.3, 0.03))  # sd, and its chance
 _WANDER_STEPS = (20.0, 80.0, 320.0, 1280.0)  # over which the wandering forgets
 _NEGLIGIBLE = 1e-4  # of the posterior
+_SHOWN = 17 / 3  # times more likely with a drift than without: the readings show it (of the chance 0.15 they make 0.5)
+_WARMS_CHANCE = 0.9  # of a drift of a level: what begins to work warms up
+_FEW_BLOCKS, _SMALLEST_BLOCK = 5, 3  # of a level: few readings make short blocks, else they show no drift
+_ROUNDED = 2  # steps in which readings come, that the CI of a level has at least on either side
 
 
 @dataclass(frozen=True)
@@ -85,17 +89,23 @@ def project_sum(at: Floats, values: Floats, steps: int) -> Projection:
 
 
 def project_level(at: Floats, values: Floats, end: float) -> Projection:
-    """Predict the level that a series has at `end`, on the scale of `at` (n,): ascending, a reading about every 1."""
-    blocks = _blocks(at, values, _block_indices(at))
+    """Predict the level that a series has at `end`, on the scale of `at` (n,): ascending, a reading about every 1.
+
+    A drift is taken as likely: what the readings cannot yet tell from a level that stays widens the CI.
+    """
+    length = min(max(len(at) // _FEW_BLOCKS, _SMALLEST_BLOCK), BLOCK_STEPS)
+    blocks = _blocks(at, values, _block_indices(at, length), length)
     last = max(end, float(at[-1]) + 1.0)
     targets = _Targets(np.array([[last - 1.0, last]]), np.ones(1), 0.0)
-    expected, low, high, method = _predict(blocks, targets, last)
-    return Projection(round(last), len(values), expected, low, high, method)
+    expected, low, high, method = _predict(blocks, targets, last, _WARMS_CHANCE)
+    apart = np.diff(np.unique(values))
+    half = _ROUNDED * float(apart.min()) if len(apart) else 0.0
+    return Projection(round(last), len(values), expected, min(low, expected - half), max(high, expected + half), method)
 
 
-def _block_indices(at: Floats) -> list[Ints]:
+def _block_indices(at: Floats, length: int = BLOCK_STEPS) -> list[Ints]:
     """Places of neighbouring steps that make a block each; a hole in the numbers ends one, where there are few."""
-    size = max(BLOCK_STEPS, -(-len(at) // _MOST_BLOCKS))
+    size = max(length, -(-len(at) // _MOST_BLOCKS))
     cuts = np.flatnonzero(np.diff(at) > BLOCK_STEPS) + 1
     pieces = [
         piece
@@ -117,16 +127,16 @@ def _stall_excesses(values: Floats, parts: Sequence[Ints]) -> Floats:
     return np.asarray(beyond)
 
 
-def _blocks(at: Floats, values: Floats, parts: Sequence[Ints]) -> _Blocks:
+def _blocks(at: Floats, values: Floats, parts: Sequence[Ints], length: int = BLOCK_STEPS) -> _Blocks:
     return _Blocks(
         np.array([[at[part[0]], at[part[-1]] + 1] for part in parts], dtype=np.float64),
         np.array([values[part].mean() for part in parts]),
-        _noise([values[part] for part in parts]),
+        _noise([values[part] for part in parts], length),
         np.array([float(len(part)) for part in parts]),
     )
 
 
-def _noise(parts: Sequence[Floats]) -> float:
+def _noise(parts: Sequence[Floats], length: int) -> float:
     """Variance of a step around its block, inflated by how much a step resembles the one before it."""
     away = [part - part.mean() for part in parts if len(part) > 2]
     free = sum(len(part) - 1 for part in away)
@@ -134,7 +144,7 @@ def _noise(parts: Sequence[Floats]) -> float:
     if not power:
         return 0.0
     alike = sum(float((part[1:] * part[:-1]).sum()) for part in away)
-    likeness = min(max(alike / power + 1 / BLOCK_STEPS, 0.0), 0.9)  # the block's own mean hides some of it
+    likeness = min(max(alike / power + 1 / length, 0.0), 0.9)  # the block's own mean hides some of it
     return power / free * (1 + likeness) / (1 - likeness)
 
 
@@ -161,12 +171,14 @@ class _Terms:
     unsure: Floats  # (k,) variance of the target's regressor: between which steps a change lies, not at which
 
 
-def _predict(blocks: _Blocks, targets: _Targets, horizon: float) -> tuple[float, float, float, str]:
+def _predict(
+    blocks: _Blocks, targets: _Targets, horizon: float, drifts_chance: float = _DRIFT_CHANCE
+) -> tuple[float, float, float, str]:
     """(median, low, high) of the target, and in words what the readings show."""
     scale = float(np.median(np.abs(blocks.mean))) or 1.0
     observed = blocks.mean / scale - 1.0
     noise = blocks.noise / scale / scale  # whose square may be 0
-    drifts, changes = _drift_terms(blocks, targets, horizon), _change_terms(blocks, targets)
+    drifts, changes = _drift_terms(blocks, targets, horizon, drifts_chance), _change_terms(blocks, targets)
     parts = []
     for spread, forgets, chance in _random_walk_settings():
         parts.append(_mixture(blocks, targets, observed, noise, (spread, forgets, chance), drifts, changes))
@@ -184,7 +196,7 @@ def _predict(blocks: _Blocks, targets: _Targets, horizon: float) -> tuple[float,
         scale * (share + _quantile(weight[is_relevant], mean[is_relevant], np.sqrt(variance[is_relevant]), p))
         for p in (0.5, (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
     )
-    return median, low, high, _describe_posterior(weight)
+    return median, low, high, _describe_posterior(weight, drifts_chance)
 
 
 def _random_walk_settings() -> list[tuple[float, float, float]]:
@@ -195,7 +207,7 @@ def _random_walk_settings() -> list[tuple[float, float, float]]:
     return [(none, 1.0, float(np.log(chance))), *tried]
 
 
-def _drift_terms(blocks: _Blocks, targets: _Targets, horizon: float) -> _Terms:
+def _drift_terms(blocks: _Blocks, targets: _Targets, horizon: float, chance: float) -> _Terms:
     """No drift, and approaches to a settled level with each time constant; the longest are as good as linear."""
     constants = np.geomspace(30.0, 4 * max(horizon, 30.0), _TIME_CONSTANTS)
 
@@ -208,12 +220,12 @@ def _drift_terms(blocks: _Blocks, targets: _Targets, horizon: float) -> _Terms:
     sds = np.array([sd for sd, _ in _DRIFTS])
     settles = _TIME_CONSTANTS - _LINEAR
     shares = np.repeat([(1 - _LINEAR_CHANCE) / settles, _LINEAR_CHANCE / _LINEAR], [settles, _LINEAR])
-    chances = _DRIFT_CHANCE * np.outer([chance for _, chance in _DRIFTS], shares).ravel()
+    chances = chance * np.outer([of_size for _, of_size in _DRIFTS], shares).ravel()
     return _Terms(
         np.concatenate([np.zeros((1, block_shape.shape[1])), np.tile(block_shape, (len(sds), 1))]),
         np.concatenate([[0.0], np.tile(target_shape, len(sds))]),
         np.concatenate([[0.0], np.repeat(sds, _TIME_CONSTANTS)]),
-        np.concatenate([[1 - _DRIFT_CHANCE], chances]),
+        np.concatenate([[1 - chance], chances]),
         np.zeros(1 + len(sds) * _TIME_CONSTANTS),
     )
 
@@ -331,14 +343,15 @@ def _quantile(weight: Floats, mean: Floats, sd: Floats, share: float) -> float:
     return (low + high) / 2
 
 
-def _describe_posterior(weight: Floats) -> str:
+def _describe_posterior(weight: Floats, drifts_chance: float) -> str:
     """Return what the readings show, of the posterior (wanderings, drifts, changes)."""
-    phrases = ["at the level of the measured steps"]
+    with_drift, without = weight[:, 1:, :].sum() / drifts_chance, weight[:, 0, :].sum() / (1 - drifts_chance)
+    phrases = ["from the level of the measured steps"]
     if weight[:, :, 1:].sum() > 0.5:
-        phrases.append("after the last change")
-    if weight[:, 1:, :].sum() > 0.5:
-        phrases.append("drifting on as they did")
+        phrases.append("after their last change")
+    if with_drift > _SHOWN * without:
+        phrases.append("drifting on at the same rate")
     large = np.array([spread >= 0.03 for spread, _, _ in _random_walk_settings()])
     if weight[large].sum() > 0.5:
-        phrases.append("varying as they do")
+        phrases.append("with their variation")
     return phrases[0] + (" " + ", ".join(phrases[1:]) if phrases[1:] else "")

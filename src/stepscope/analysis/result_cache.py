@@ -27,7 +27,7 @@ from stepscope.files import atomic_write, user_cache
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.validation import read_regular
 
-VERSION = 11  # of what finds the results: those of another are not read
+VERSION = 12  # of what finds the results: those of another are not read
 _FOLDER = ".cache"
 _SEAL_BYTES = 32
 _MOST_BYTES = 1 << 28
@@ -106,7 +106,7 @@ class ResultCache:
             return None
 
     def _write(self, name: str, form: str, data: bytes) -> None:
-        """Write the file as a whole in the place of those of other keys."""
+        """Write the file as a whole in place of those of other keys."""
         key = _user_key()
         if self._run.status == "running" or key is None:
             return

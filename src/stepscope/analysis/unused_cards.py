@@ -43,6 +43,11 @@ def unused_cards(run: RunReader) -> tuple[frozenset[str], str | None]:
     return frozenset(), sentence
 
 
+def is_of_unused_card(run: RunReader, scope: str) -> bool:
+    """Return whether a scope is that of a card that the training did not use, or lies in one."""
+    return card_of(scope) in unused_cards(run)[0]
+
+
 def _unknown_cards_sentence(cards: int, used: str) -> str:
     return f"{cards} GPUs were read, and {used}: which ones were used is not known, so that all count as its own"
 

@@ -88,6 +88,7 @@ _NEXT: dict[tuple[Bound, str], tuple[str, ...]] = {
     ),
     ("lock", "lock"): ("find what else in the process holds the lock that the training thread waits for",),
     ("idle", "sleep"): ("find the sleep in the loop: no operator runs meanwhile, and the thread waits on a timer",),
+    ("idle", "wait"): ("find what the loop waits for where no operator runs: a sleep, a connection, another process",),
     ("idle", "another process"): ("find the process or connection that the loop waits for outside its operators",),
     ("storage", "disk"): ("write checkpoints and logs less often, or from another process",),
     ("overhead", "dispatch"): (
@@ -118,6 +119,7 @@ _NO_STEPS = (
     "check that a step is seen: a script calls optimizer.step(), a loop under profile() calls scope.step(); "
     "then run at least 30 steps",
 )
+_ENDED_EARLY = ("fix what ended the script before its first step, then run it again",)
 _MOST_CAUSES = 3
 
 
@@ -136,14 +138,14 @@ class Verdict:
     would_tell: tuple[str, ...]
     next: tuple[str, ...]
     cautions: tuple[str, ...] = ()
-    why: str = ""  # it cannot be told
+    why: str = ""  # there is no cause
 
 
 def verdict(run: Run) -> Verdict:
     """Return what bounds the step, with its evidence; "unknown" where nothing was measured that tells."""
     if not len(run.steps) or steps_after_warmup(run).is_empty():
         why, cautions = _without_ops(run), (*_damaged_files_caution(run), *_simulated_caution(run))
-        none = _LOST_STEPS if missing_steps_file(run) else _NO_STEPS
+        none = _LOST_STEPS if missing_steps_file(run) else _ENDED_EARLY if run.status == "failed" else _NO_STEPS
         following = _LOG_ALONE if is_sensor_log(run) else none if not len(run.steps) else (_FEW_STEPS,)
         return Verdict("unknown", " ".join((why, *cautions)), "none", (), (), following, cautions, why)
     result = bottleneck(run)
@@ -260,13 +262,13 @@ def _uneven_steps_caution(run: Run) -> Iterator[str]:
     rows = {row.metric: row.value for row in (*step_time(run), *throughput(run))}
     median, rate = rows.get("step_time"), rows.get("step_rate")
     if median and rate and median / 1e9 * rate < _EVEN:
-        text = f"a mean step takes {duration(1e9 / rate)}, the median step {duration(median)}"
+        text = f"mean {duration(1e9 / rate)}, median {duration(median)}"
         lengths = timed_steps(run)[0]["length_ns"].to_numpy()
         long = lengths[lengths > _LONG * median]
         of_time = long.sum() / max(lengths.sum(), 1)
         if of_time >= NOTABLE:
-            few = f"{percent(len(long) / len(lengths), 0)} of the steps"
-            text += f", and {few}, each longer than twice that, hold {percent(of_time, 0)} of their time"
+            text += f"; {percent(len(long) / len(lengths), 0)} of the steps take more than twice the median, and "
+            text += f"{percent(of_time, 0)} of the time"
         yield f"Steps vary: {text}."
 
 
@@ -330,12 +332,12 @@ def _dominant_phase_and_type(run: Run) -> str:
     if kernels and named["device_ns"].is_not_null().any():
         named = named.with_columns(share=pl.col("device_ns") / kernels)
     types = named.group_by("type").agg(pl.col("share").sum(), pl.len()).sort("share", "type", descending=[True, False])
-    unseen = named["forward_ns"].null_count() == len(named)  # so what they take is not known
-    if types.is_empty() or types["share"][0] <= 0 or unseen:
+    without_times = named["forward_ns"].null_count() == len(named)  # so what they take is not known
+    if types.is_empty() or types["share"][0] <= 0 or without_times:
         return f"{text}."
     kind, share, count = types.row(0)
-    dearest = named.filter(pl.col("type") == kind).row(0, named=True)
-    name = f"module '{dearest['module']}'" if dearest["module"] else "(the model)"
+    first = named.filter(pl.col("type") == kind).row(0, named=True)
+    name = f"module '{first['module']}'" if first["module"] else "(the model)"
     which = f"{name} ({kind})" if count == 1 else f"the {count} {kind} modules"
-    of = " of the accelerator's time" if dearest["device_ns"] is not None else ""
+    of = " of the accelerator's time" if first["device_ns"] is not None else ""
     return f"{text}, {which} {percent(share, 0)}{of}."

@@ -219,6 +219,7 @@ def recording_facts(recorder: OpRecorder, steps_from: str, detected_by: str, loa
         "known_share": plan.known_share,
         "steps_apart": sorted(recorder.steps_with_details),  # with shapes or allocations
         "flops_by_format": recorder.costs.flops_by_format.facts(),  # of the steps whose shapes were recorded
+        "other_formats": recorder.costs.flops_by_format.other_formats([name for name, _ in recorder.modules.names()]),
         "other_shapes": recorder.costs.other_shapes,  # steps whose FLOPs are those of other shapes
         "windows": recorder.windows,
         "lost_windows": recorder.lost_windows,

@@ -35,3 +35,11 @@ def main_computation(meta: Mapping[str, Any]) -> Computation | None:
         if isinstance(count, int | float) and count > 0
     }
     return max(flops, key=lambda computation: flops[computation], default=None)
+
+
+def calls_in_other_formats(meta: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """Return op and layer (null outside of any) of what a training computes in other formats than the main one."""
+    recorder = meta.get("recorder")
+    stated = recorder.get("other_formats") if isinstance(recorder, Mapping) else None
+    calls = [call for call in stated if isinstance(call, list) and call] if isinstance(stated, list) else []
+    return [(str(call[0]), str(call[1]) if len(call) > 1 else None) for call in calls]

@@ -20,7 +20,7 @@ from typing import Any
 from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew
 from stepscope.files import check_and_strip_checksum
 from stepscope.privacy import cleaned_fields, redacted_texts
-from stepscope.run_paths import run_folders
+from stepscope.run_paths import newest_runs, run_folders
 from stepscope.runfolder.schema import PARTS, SCHEMA
 
 MOST_BYTES = 256_000_000  # of a JSON file; that of 100,000 modules takes 25 MB
@@ -107,6 +107,7 @@ RUN: dict[Any, Shape] = {
         "modules_bytes": float,
         "reserved_bytes": _NUMBERS,
         "flops_by_format": {...: _NUMBERS},
+        "other_formats": [[str]],
     },
     "sampler": {"period_ns": IntegerRange(1, _LARGEST_WHOLE), "max_disk": _COUNT},
     "malloc": {"name": str, "library": str, "empty_process_bytes": float, "mmap_threshold": float},
@@ -209,7 +210,7 @@ def read_regular(path: Path, most: int | None = None) -> bytes:
     with os.fdopen(number, "rb") as file:
         state = os.fstat(number)
         if not stat.S_ISREG(state.st_mode):
-            raise OSError(f"'{path}' is no plain file")
+            raise OSError(f"'{path}' is not a regular file")
         if most is not None and state.st_size > most:
             raise OSError(f"'{path}' holds {state.st_size:,} bytes")
         return file.read()
@@ -331,14 +332,15 @@ def _suggest_run(path: Path) -> str:
     """Return the run that was meant: 'last', or one of a like name in the same folder or in runs/."""
     folders = {folder for parent in (path.parent, path.parent / "runs") for folder in run_folders(parent)}
     names = ["last", *sorted((folder.name for folder in folders), reverse=True)]
-    near = difflib.get_close_matches(path.name, names, n=1) or [name for name in names if path.name in name][:1]
+    same = [name for name in names if f"-{path.name}-" in name][:1]  # the newest run of a workload or script
+    near = same or difflib.get_close_matches(path.name, names, n=1) or [name for name in names if path.name in name][:1]
     return f"did you mean {near[0]}?" if near else "list the folder that you gave to --out (default: runs/)"
 
 
 def _inside(path: Path) -> str:
     """Return the newest run in a folder of runs, or what a run's folder is called."""
-    newest = max(run_folders(path), default=None)
-    place = "runs/<stamp>-<name>-<id>" if newest is None else f"the newest here is {newest}"
+    folders = run_folders(path)
+    place = f"the newest here is {newest_runs(folders, 1)[0]}" if folders else "runs/<stamp>-<name>-<id>"
     return f"give the folder of one run, {place}"
 
 

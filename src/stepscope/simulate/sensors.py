@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -16,17 +16,19 @@ from stepscope.simulate.file_tree import LiveFile
 from stepscope.simulate.power import PowerInterval
 
 
-class SensorModel(Protocol):
+class SensorModel(ABC):
     """A sensor model: receives every stretch of time once, in order, and writes its files."""
 
     @property
     def next_ns(self) -> float:
         """Return when a reader could next see something new; infinite where that need not be punctual."""
+        return math.inf
 
+    @abstractmethod
     def advance(self, stretch: PowerInterval) -> None:
         """Bring the files to the end of the stretch."""
 
-    def set_fault(self, kind: str, on: bool) -> None:
+    def set_fault(self, kind: str, on: bool) -> None:  # noqa: B027 - most have none: their faults are those of files
         """Begin or end a fault of the sensor itself: "reset" or "plugged"."""
 
 
@@ -51,7 +53,7 @@ class Wiring:
     supply_v: float
 
 
-class Ina3221:
+class Ina3221(SensorModel):
     """One chip; `publish[channel]` is called when a register of that channel shows something new."""
 
     def __init__(
@@ -72,7 +74,7 @@ class Ina3221:
         self._energy: Floats | None = None  # at the beginning of that slot, J
         self._current_ma: list[float | None] = [None] * len(wiring)
         self._voltage_mv = [channel.supply_v * 1e3 for channel in wiring]
-        self._shown: list[tuple[int, int] | None] = [None] * len(wiring)
+        self._published: list[tuple[int, int] | None] = [None] * len(wiring)
 
     @property
     def next_ns(self) -> float:
@@ -96,9 +98,6 @@ class Ina3221:
             self._convert(slot % _SLOTS, energy - self._energy)
             self._energy = energy
         self._slot = ended
-
-    def set_fault(self, kind: str, on: bool) -> None:
-        """Do nothing: faults of the chip are those of its files."""
 
     def _convert(self, slot: int, joules: Floats) -> None:
         channel, is_bus = divmod(slot, 2)
@@ -124,8 +123,8 @@ class Ina3221:
         shunt_mohm = self._wiring[channel].shunt_mohm
         steps = max(0, round(current_ma * shunt_mohm / SHUNT_STEP_UV))
         registers = steps * SHUNT_STEP_UV // shunt_mohm, round(self._voltage_mv[channel] / BUS_STEP_MV) * BUS_STEP_MV
-        if registers != self._shown[channel]:
-            self._shown[channel] = registers
+        if registers != self._published[channel]:
+            self._published[channel] = registers
             self._publish[channel](*registers)
 
 
@@ -143,7 +142,7 @@ class CounterKind:
     range_uj: int
 
 
-class EnergyCounters:
+class EnergyCounters(SensorModel):
     """Several rails that are counted by the same clock; `rails` are their columns in the power table."""
 
     def __init__(
@@ -207,7 +206,7 @@ class BatteryFiles:
     online: LiveFile
 
 
-class BatteryGauge:
+class BatteryGauge(SensorModel):
     """Discharges by the power of one rail."""
 
     def __init__(
@@ -219,7 +218,7 @@ class BatteryGauge:
         rng: np.random.Generator,
         t0_ns: int,
     ) -> None:
-        """`power_w`: what it has given until now."""
+        """`power_w`: its power until now."""
         refresh_ns = options.refresh_ns or BATTERY_REFRESH_NS
         self._rail, self._files, self._power_w = rail, files, power_w
         self._every_ns = refresh_ns * (1 + options.clock_error * rng.uniform(-1, 1))
@@ -285,8 +284,8 @@ _TAU_S = 25.0
 _RELEASED_BELOW_C = 3.0  # so far below the trip point the clocks come back
 
 
-class ThermalZones:
-    """Zones that follow the power of some rails, each a little cooler than the one before."""
+class ThermalZones(SensorModel):
+    """Zones that follow the power of some rails, each a little cooler than the one before; heat is never punctual."""
 
     def __init__(
         self,
@@ -298,7 +297,7 @@ class ThermalZones:
         trip_c: float = math.inf,
     ) -> None:
         self._rails, self._files = list(rails), files
-        self._seen_ns, self._seen_j = t0_ns, 0.0
+        self._refreshed_ns, self._refreshed_j = t0_ns, 0.0
         self._ambient_c, self._degrees_per_w, self._trip_c = ambient_c, degrees_per_w, trip_c
         self._celsius = ambient_c
         self.hot = False
@@ -309,25 +308,17 @@ class ThermalZones:
         """Return the temperature of the hottest zone."""
         return self._celsius
 
-    @property
-    def next_ns(self) -> float:
-        """Return infinity: heat is slow, so any time will do."""
-        return math.inf
-
     def advance(self, stretch: PowerInterval) -> None:
         """Warm up or cool down by the mean power since the last refresh."""
-        elapsed_s = (stretch.end_ns - self._seen_ns) * 1e-9
+        elapsed_s = (stretch.end_ns - self._refreshed_ns) * 1e-9
         if elapsed_s * 1e9 < THERMAL_REFRESH_NS:
             return
         now_j = float(stretch.energy_at(np.array([stretch.end_ns]))[0][self._rails].sum())
-        settled_c = self._ambient_c + self._degrees_per_w * (now_j - self._seen_j) / elapsed_s
+        settled_c = self._ambient_c + self._degrees_per_w * (now_j - self._refreshed_j) / elapsed_s
         self._celsius += (settled_c - self._celsius) * (1 - math.exp(-elapsed_s / _TAU_S))
-        self._seen_ns, self._seen_j = stretch.end_ns, now_j
+        self._refreshed_ns, self._refreshed_j = stretch.end_ns, now_j
         self.hot = self._celsius > self._trip_c - (_RELEASED_BELOW_C if self.hot else 0.0)
         self._write()
-
-    def set_fault(self, kind: str, on: bool) -> None:
-        """Do nothing: a zone has no fault of its own."""
 
     def _write(self) -> None:
         for index, file in enumerate(self._files):
@@ -363,34 +354,31 @@ class ChipFiles:
     meminfo: LiveFile
 
 
-class ChipState:
+class ChipState(SensorModel):
     """GPU, memory controller and cores of a board that computes; `resident()`: what the training holds, B."""
 
     def __init__(self, chip: Chip, files: ChipFiles, throttle: float, t0_ns: int, resident: Callable[[], int]) -> None:
         self._chip, self._files, self._throttle, self._resident = chip, files, throttle, resident
-        self._t0_ns = self._seen_ns = t0_ns
+        self._t0_ns = self._refreshed_ns = t0_ns
         self._memory_due_ns = t0_ns
-        self._seen_s: Floats = np.zeros(len(chip.processors))
-        self._write(np.zeros(len(chip.processors)), self._seen_s, False)
+        self._busy_s: Floats = np.zeros(len(chip.processors))
+        self._write(np.zeros(len(chip.processors)), self._busy_s, False)
 
     @property
     def next_ns(self) -> float:
         """Return the next refresh."""
-        return float(self._seen_ns + ACTIVITY_REFRESH_NS)
+        return float(self._refreshed_ns + ACTIVITY_REFRESH_NS)
 
     def advance(self, stretch: PowerInterval) -> None:
         """Show the shares since the last refresh, and idle time since the start."""
         now_ns = stretch.end_ns
-        if now_ns - self._seen_ns >= ACTIVITY_REFRESH_NS and len(stretch.busy_s):
-            shares = (stretch.busy_s - self._seen_s) / ((now_ns - self._seen_ns) * 1e-9)
-            self._seen_ns, self._seen_s = now_ns, stretch.busy_s
+        if now_ns - self._refreshed_ns >= ACTIVITY_REFRESH_NS and len(stretch.busy_s):
+            shares = (stretch.busy_s - self._busy_s) / ((now_ns - self._refreshed_ns) * 1e-9)
+            self._refreshed_ns, self._busy_s = now_ns, stretch.busy_s
             self._write(shares, stretch.busy_s, stretch.throttled)
         if now_ns >= self._memory_due_ns:
             self._memory_due_ns = now_ns + _MEMORY_REFRESH_NS
             self._files.meminfo.write(self._meminfo())
-
-    def set_fault(self, kind: str, on: bool) -> None:
-        """Do nothing: a chip has no fault of its own."""
 
     def _write(self, shares: Floats, busy_s: Floats, throttled: bool) -> None:
         files, chip = self._files, self._chip
@@ -400,7 +388,7 @@ class ChipState:
             files.gpu_load.write(str(round(1000 * share[GPU])))
         if files.memory_activity is not None and chip.memory_hz is not None:
             files.memory_activity.write(str(round(share[MEMORY] * chip.memory_hz / 1000)))
-        elapsed_us = (self._seen_ns - self._t0_ns) / 1000
+        elapsed_us = (self._refreshed_ns - self._t0_ns) / 1000
         for file, busy in zip(files.idle_us, cores, strict=True):
             file.write(str(max(round(elapsed_us - busy * 1e6), 0) + 1))  # some core has idled before: not 0
         for clock in files.clocks:
@@ -433,30 +421,27 @@ class PmicRail:
     voltage: int
 
 
-class Pmic:
+class Pmic(SensorModel):
     """Answers of a Raspberry Pi 5 to `vcgencmd pmic_read_adc` and `get_throttled`: momentary currents and voltages."""
 
     def __init__(
         self, rails: Sequence[PmicRail], adc: LiveFile, throttled: LiveFile, heat: ThermalZones, t0_ns: int
     ) -> None:
         self._rails, self._adc, self._throttled, self._heat = rails, adc, throttled, heat
-        self._seen_ns = t0_ns
+        self._refreshed_ns = t0_ns
         self._since_boot = 0
         self._show(np.zeros(1 + max(rail.column for rail in rails)))
 
     @property
     def next_ns(self) -> float:
         """Return the next reading of the converters."""
-        return float(self._seen_ns + PMIC_REFRESH_NS)
+        return float(self._refreshed_ns + PMIC_REFRESH_NS)
 
     def advance(self, stretch: PowerInterval) -> None:
         """Show the power of the last instant of this stretch."""
         if stretch.end_ns >= self.next_ns and len(stretch.watts):
-            self._seen_ns = stretch.end_ns
+            self._refreshed_ns = stretch.end_ns
             self._show(stretch.watts[-1])
-
-    def set_fault(self, kind: str, on: bool) -> None:
-        """Do nothing: faults are those of its files."""
 
     def _show(self, watts: Floats) -> None:
         lines = []

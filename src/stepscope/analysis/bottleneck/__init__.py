@@ -28,13 +28,14 @@ __all__ = ["CROWDED", "SYSTEM", "Bottleneck", "Bound", "Cause", "bottleneck"]
 
 def bottleneck(run: Run) -> Bottleneck:
     """Return the causes of the step's length in this run, by share of the step; system causes before operators."""
-    usage, phases = occupancy(run), _phase_shares(run)
+    usage, most = occupancy(run), _loading_share(run)
+    phases = _phase_shares(run, most)
     system = sorted(causes_of_system(usage), key=lambda cause: -cause.share)
     busiest = max((row.value or 0.0 for row in accelerator_utilisation(run) if row.source == "ops"), default=None)
     without_kernels = accelerator_without_kernels(run)
     loaders = bool(run.self_times["name"].str.contains("MultiProcessingDataLoader").any())
     elsewhere = busiest is not None or without_kernels is not None or run.framework in WORKS_ELSEWHERE
-    off_core = [*causes_of_waiting(usage, phases, elsewhere, loaders, late_rank(run))]
+    off_core = [*causes_of_waiting(usage, phases, elsewhere, most if loaders else 0.0, late_rank(run))]
     work, why, would_tell = causes_while_computing(run, usage, phases, busiest, without_kernels)
     if usage.background_cores is None and usage.delayed is None:
         off_core, work = ([_with_less_confidence(cause) for cause in causes] for causes in (off_core, work))
@@ -54,7 +55,15 @@ def _cause_sort_key(cause: Cause) -> float:
     return -cause.share if cause.bound in OF_WORK else -2 * cause.share
 
 
-def _phase_shares(run: Run) -> dict[str, Estimate]:
+def _loading_share(run: Run) -> float:
+    """Share of the whole run that its data loaders took; 1 where that is not known."""
+    loading_ns, steps = (run.meta.get("recorder") or {}).get("loading_ns"), run.steps
+    if not loading_ns or steps.is_empty():
+        return 1.0
+    return float(loading_ns / max(steps["t1_ns"][-1] - steps["t0_ns"][0], 1))
+
+
+def _phase_shares(run: Run, most: float) -> dict[str, Estimate]:
     """Share of the profiled steps in each phase, and outside operators (FRAMEWORK_OVERHEAD).
 
     Data takes no more than the loaders took of the whole run: a few profiled steps may hold the first ones of epochs.
@@ -63,12 +72,7 @@ def _phase_shares(run: Run) -> dict[str, Estimate]:
         row["phase"]: _share_of_step(row["share"], row["ns"], row["low_ns"], row["high_ns"])
         for row in run.phases().iter_rows(named=True)
     }
-    loading_ns, steps = (run.meta.get("recorder") or {}).get("loading_ns"), run.steps
-    if "data" in shares and loading_ns and not steps.is_empty():
-        most, data = loading_ns / max(steps["t1_ns"][-1] - steps["t0_ns"][0], 1), shares["data"]
-        if most < data.value:
-            shares["data"] = Estimate(most, None if data.low is None else min(data.low, most), data.high)
-    return shares
+    return {**shares, "data": shares["data"].clipped(most)} if "data" in shares else shares
 
 
 def _share_of_step(share: float, ns: float, low: float | None, high: float | None) -> Estimate:

@@ -25,16 +25,18 @@ from stepscope.analysis.device.ceilings import (
     attainable_times,
     ceilings_of,
     ceilings_remedy,
+    in_other_format,
     why_no_ceilings,
 )
 from stepscope.analysis.device.occupancy import NOTHING, Occupancy
 from stepscope.analysis.estimate import Estimate, mean_interval
+from stepscope.analysis.metrics import accelerator_utilisation
 from stepscope.analysis.time.accelerators import AcceleratorWithoutKernels, launched_kernels
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.analysis.time.tables import steps_with_costs
 from stepscope.runfolder import COMMUNICATION, MODULE_CALL
-from stepscope.runfolder.computation import main_computation
+from stepscope.runfolder.computation import calls_in_other_formats, main_computation
 from stepscope.units import duration, number, percent, si
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def causes_while_computing(
     if busiest is not None and not (busiest < _IDLE and _computes_on_cpu(run)):
         if busiest < _IDLE:
             return _idle_accelerator_causes(usage, phases, python, busiest)
-        return _busy_accelerator_causes(run, limits, busiest)
+        return _busy_accelerator_causes(run, limits)
     if limits is None or limits.place != CPU:
         ran = evidence_above("the training thread ran {} of the time", usage.runs, "schedstat", 0.6)
         idle = evidence_above("no operator ran in {} of the profiled steps", outside, "operators")
@@ -114,7 +116,8 @@ def causes_while_computing(
     best = (sums.arithmetic_best + sums.memory_best) / sums.step_ns
     if sums.unknown > 0.5 * sums.step_ns:
         unknown = percent(sums.unknown / sums.step_ns, 0)
-        return causes, f"operators whose FLOPs and bytes are not known take {unknown} of the step", ()
+        formats = "in another number format than most FLOPs, or " if calls_in_other_formats(run.meta) else ""
+        return causes, f"operators {formats}whose FLOPs and bytes are not known take {unknown} of the step", ()
     why = (
         f"operators take {percent(kernels, 0)} of the step, and the device could do their arithmetic and traffic "
         f"in {percent(best, 0)} of it: no one limit takes {percent(LARGEST, 0)} of the step"
@@ -286,16 +289,20 @@ def _idle_accelerator_causes(
     return [*notable_cause("overhead", "dispatch", idle, used, ran)], why, ()
 
 
-def _busy_accelerator_causes(
-    run: Run, limits: Ceilings | None, busy: float
-) -> tuple[list[Cause], str, tuple[str, ...]]:
-    """The work of an accelerator's kernels beside its own ceilings: the CPU only asks here."""
+def _busy_accelerator_causes(run: Run, limits: Ceilings | None) -> tuple[list[Cause], str, tuple[str, ...]]:
+    """The work of an accelerator's kernels beside its own ceilings: the CPU only asks here.
+
+    Of several accelerators, of the one that the ceilings are of; of several number formats, in theirs.
+    """
     if limits is None:
         return [], why_no_ceilings(run, "this accelerator"), (ceilings_remedy(run, "cuda"),)
     if limits.place == CPU:
         return [], "the ceilings of this accelerator were not measured", (ceilings_remedy(run, "cuda"),)
+    shares = {row.scope: row.value or 0.0 for row in accelerator_utilisation(run) if row.source == "ops"}
+    busy, every = shares.get(limits.place, 0.0), launched_kernels(run)
+    own = every.filter(pl.col("device") == limits.place)
     used = evidence_above("its kernels run in {} of the profiled steps", Estimate(busy), "operators")
-    launching = run.self_times.join(launched_kernels(run), on=["phase", "module", "name"], how="semi")
+    launching = run.self_times.join(every, on=["phase", "module", "name"], how="semi")
     work, steps = steps_with_costs(launching, run.self_times["step"].unique())
     busy_s = busy * float(profiled_steps(run)["length_ns"].mean() or 1.0) / 1e9  # type: ignore[arg-type]
     causes: list[Cause] = []
@@ -304,12 +311,14 @@ def _busy_accelerator_causes(
         ("compute", "arithmetic", "flops", "FLOP/s", limits.peak_flops_per_s),
         ("memory-bandwidth", "memory traffic", "bytes", "B/s", limits.peak_bytes_per_s),
     )
-    if steps.is_empty():
+    if steps.is_empty() or not busy:
         return [], "the FLOPs and bytes of the accelerator's kernels are not known", ()
     for bound, name, column, unit, peak in kinds:
         if peak is None:
             continue
-        reached = float(work[column].sum()) / len(steps) / busy_s
+        done = own.filter(~in_other_format(run)) if column == "flops" else own
+        part = float(done[column].sum()) / max(float(every[column].sum()), 1.0)
+        reached = part * float(work[column].sum()) / len(steps) / busy_s
         near = Evidence(f"its kernels reach {si(reached, unit)} of {si(peak, unit)}", reached / peak, source="ceilings")
         if reached >= BEYOND * peak:
             remedy = () if main_computation(run.meta) else (_RECORD_AGAIN,)

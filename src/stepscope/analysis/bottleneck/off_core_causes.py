@@ -18,7 +18,7 @@ from stepscope.analysis.bottleneck.causes import (
     rate_evidence,
 )
 from stepscope.analysis.device.occupancy import NOTHING, OTHERS, QUEUED, Occupancy
-from stepscope.analysis.device.throttling import LEAST_RUNNING, SLOWER, CoreClock
+from stepscope.analysis.device.throttling import CoreClock
 from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
@@ -56,7 +56,11 @@ def memory_capacity(usage: Occupancy) -> Iterator[Cause]:
     ]
     own = [
         rate_evidence(
-            "the training had {} that read a disk", usage.major_faults, "page faults/s", "/proc/PID/stat", _FAULTS
+            "the training had {} that read a disk or swap",
+            usage.major_faults,
+            "page faults/s",
+            "/proc/PID/stat",
+            _FAULTS,
         ),
         evidence_above("the training thread waited for pages {} of the time", usage.waits.get("disk"), "thread", CLEAR),
         evidence_above("all programs waited for storage {} of the time", _page_fault_stalls(usage), "PSI", CLEAR),
@@ -172,22 +176,23 @@ def _starved_by_utilisation(usage: Occupancy) -> Iterator[Cause]:
 def _throttling_cause(usage: Occupancy) -> Iterator[Cause]:
     """A clock below its maximum while the thread runs, and a sign that something holds it there, or that it fell."""
     clock = usage.clock
-    if clock is None or clock.share.value > SLOWER or (usage.runs is not None and usage.runs.value < LEAST_RUNNING):
+    if clock is None or not clock.is_held_down(usage.runs):
         return
     low, high = (None if end is None else 1 - end for end in (clock.share.high, clock.share.low))
     slow = evidence_above("the fastest core's clock was {} of its maximum", clock.share, "cpufreq")
-    signs = [Evidence(sign, None, source="limits and flags") for sign in (*clock.acting, *clock.limits)]
+    signs = [Evidence(sign, None, source="limits and flags") for sign in clock.signs]
     lost = Estimate(1 - clock.share.value, low, high).times(usage.host_alone)
-    yield from notable_cause("throttled", "clock", lost, slow, *signs, _clock_drop_evidence(clock))
+    drop = _clock_drop_evidence(clock)
+    yield from notable_cause("throttled", "clock", lost, slow, *signs, drop, clear=clock.is_sure)
 
 
 def _gpu_throttling_cause(usage: Occupancy) -> Iterator[Cause]:
     """A GPU that says that it is slowed down while it runs kernels; its power cap alone is how it runs under load."""
     slowed, busy = usage.gpu_slowed, Estimate(1 - usage.host_alone)
     flag = evidence_above("the GPU reports a slowdown in {} of the readings", slowed, "NVML", CLEAR)
-    kernels = evidence_above("its kernels run in {} of the profiled steps", busy, "operators", CLEAR)
-    if slowed is not None and flag is not None and kernels is not None:
-        yield from notable_cause("throttled", "GPU clock", slowed.times(busy.value), flag, kernels)
+    used = evidence_above("it was busy {} of the time", busy, "operators, or its own gauge", CLEAR)
+    if slowed is not None and flag is not None and used is not None:
+        yield from notable_cause("throttled", "GPU clock", slowed.times(busy.value), flag, used)
 
 
 def _clock_drop_evidence(clock: CoreClock) -> Evidence | None:
@@ -201,19 +206,20 @@ def _clock_drop_evidence(clock: CoreClock) -> Evidence | None:
 
 
 def causes_of_waiting(
-    usage: Occupancy, phases: dict[str, Estimate], elsewhere: bool, loaders: bool, late: Evidence | None
+    usage: Occupancy, phases: dict[str, Estimate], elsewhere: bool, loaders: float, late: Evidence | None
 ) -> Iterator[Cause]:
     """Yield what the training thread waits for by itself: data, other ranks, a lock, a disk, or nothing.
 
     elsewhere: operators run on an accelerator, or in threads apart. The thread waits for those, and for the thread that
     backward runs in: neither is a lock or a sleep.
-    loaders: the data is loaded by processes of its own. late: the rank that the others wait for.
+    loaders: the most that processes which load the data can keep it waiting, a share of the time; 0 without any. late:
+    the rank that the others wait for.
     """
     data, exposed = phases.get("data", NOTHING), phases.get(COMMUNICATION, NOTHING)
     timed = () if usage.waits_for_interpreter else ("interpreter",)
     if loaders:  # what the thread waits for outside operators is their next batch, in all steps, not the profiled alone
         batch = [usage.waits[name] for name in ("process", *timed) if name in usage.waits]
-        data = max(data, *batch, key=lambda share: share.value)
+        data = max((data, *batch), key=lambda share: share.value).clipped(loaders)
     waits = {name: share.value for name, share in usage.waits.items()}
     in_data = _take_from_waits(
         waits, data.value if data.value >= NOTABLE else 0.0, ("disk", "process", "timer", "lock", *timed)
@@ -317,7 +323,7 @@ def _sleep_causes(usage: Occupancy, remaining: dict[str, Estimate], phases: dict
     if usage.runs is None or usage.delayed is None:
         cores = usage.process_cores
         if cores is not None and outside.value > 0.3 and cores.value < 1 - outside.value / 2:
-            yield from notable_cause("idle", "sleep", outside, nothing_runs, used)
+            yield from notable_cause("idle", "wait", outside, nothing_runs, used, clear=False)
         return
     timer = remaining.get("timer", NOTHING)
     slept = evidence_above("the training thread slept on a timer {} of the time", timer, "thread")

@@ -14,11 +14,11 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.time.accelerators import accelerator_without_kernels, launched_kernels
-from stepscope.analysis.time.operators import CPU
+from stepscope.analysis.time.operators import CPU, OUTSIDE
 from stepscope.arrays import Floats
 from stepscope.errors import UnknownName
 from stepscope.runfolder import RunReader
-from stepscope.runfolder.computation import Computation, main_computation
+from stepscope.runfolder.computation import Computation, calls_in_other_formats, main_computation
 from stepscope.runfolder.schema import QUIET
 from stepscope.units import percent
 
@@ -52,7 +52,7 @@ class Curve:
 class Ceilings:
     """Ceilings of one device: FLOP/s of products and convolutions, B/s of what ops read, and ns of a call.
 
-    `input_bandwidth`: B/s of the bytes that an op is given (its inputs), where its result is allocated for it.
+    `input_bandwidth`: B/s of the bytes of an op's inputs, where its result is allocated for it.
     """
 
     device: str
@@ -64,7 +64,6 @@ class Ceilings:
     peak_by: str
     streamed_by: str  # the kind of copying that reached peak_bytes_per_s; "" without
     op_ns: float
-    threads: int | None
     run_queue_share: float | None
     precision: str = "float32"  # one of `runfolder.computation.PROBED`
 
@@ -79,9 +78,9 @@ class Ceilings:
         rates = np.where(of_convolutions, self.convolutions.at(flops), self.products.at(flops))
         return np.asarray(flops / rates * 1e9)
 
-    def memory_ns(self, given_bytes: Floats) -> Floats:
+    def memory_ns(self, input_bytes: Floats) -> Floats:
         """Time that reading these inputs and writing a result as large takes one call, ns; NaN where not known."""
-        return np.asarray(given_bytes / self.input_bandwidth.at(given_bytes) * 1e9)
+        return np.asarray(input_bytes / self.input_bandwidth.at(input_bytes) * 1e9)
 
 
 def ceilings_of(run: RunReader) -> Ceilings | None:
@@ -167,7 +166,6 @@ def read_ceilings(stated: Mapping[str, Any]) -> Ceilings:
         peak_by=str(highest["what"]),
         streamed_by="" if fastest is None else str(fastest["kind"]),
         op_ns=float(costs["op_ns"]),
-        threads=stated.get("threads"),
         run_queue_share=stated.get("run_queue_share"),
         precision=str(stated.get("precision") or "float32"),
     )
@@ -202,7 +200,8 @@ ATTAINABLE_SCHEMA = {
 }
 BEYOND = 1.5  # times faster than a ceiling: from here on it was measured of other work, and bounds none of this
 _CACHE_FASTER = 8.0  # than memory, at most
-_LAUNCHES = 0.1  # of the time of a module in a phase: from here on it computes elsewhere, and the rest leads there
+_LITTLE = 0.05  # of the FLOPs of an operator: more in another number format speak against the roofs
+_LAUNCHES = 0.1  # of the time of a module in a phase: from here on it computes elsewhere, and its other ops lead there
 DISPATCH_CALLS = 10.0  # costs of an op call: what takes less time than so many, and computes less than one, is dispatch
 
 
@@ -213,7 +212,7 @@ def attainable_times(run: Run, limits: Ceilings) -> pl.DataFrame:
     (`analysis.time.overhead_correction`), without operators that launch kernels; on an accelerator of their kernels.
     attainable_ns is the larger of what its FLOPs and its bytes need at the ceilings for calls of that size, and at
     most what the op took; of calls that compute less than a call costs, the cost of the call. Null where neither
-    FLOPs nor bytes are known.
+    FLOPs nor bytes are known, and of products in another number format than that of most FLOPs.
     """
     table = _times_on_device(run, limits.place)
     if table.is_empty():
@@ -225,35 +224,43 @@ def attainable_times(run: Run, limits: Ceilings) -> pl.DataFrame:
     count, self_ns = (sums[name].cast(pl.Float64).to_numpy() for name in ("count", "self_ns"))
     flops, moved = (sums[name].fill_null(0.0).fill_nan(0.0).to_numpy() for name in ("flops", "bytes"))
     moved = np.where(sums["name"].is_in(_VIEWS).to_numpy(), 0.0, moved)
-    each_ns = self_ns / np.maximum(count, 1)
+    call_ns = self_ns / np.maximum(count, 1)
     arithmetic = np.where(flops > 0, limits.arithmetic_ns(sums["name"], np.maximum(flops, 1)), 0.0)
     traffic = np.where(moved > 0, limits.memory_ns(np.maximum(moved, 1)), 0.0)
-    memory = np.fmin(np.nan_to_num(traffic), each_ns)
+    memory = np.fmin(np.nan_to_num(traffic), call_ns)
     fastest_bytes = limits.peak_bytes_per_s or limits.input_bandwidth.rate.max()
     own_ns = np.maximum(flops / limits.peak_flops_per_s, moved / fastest_bytes) * 1e9
     computes = flops / limits.peak_flops_per_s > _CACHE_FASTER * moved / fastest_bytes  # however slow its traffic is
     is_known = ((flops > 0) | (moved > 0)) & (computes | ~np.isnan(traffic))
+    is_known &= ~sums.select(in_other_format(run)).to_series().to_numpy()
     if limits.place != CPU:  # of small calls the probe timed the launch: a kernel that is faster is under no ceiling
-        is_known &= np.maximum(arithmetic, traffic) <= BEYOND * each_ns
+        is_known &= np.maximum(arithmetic, traffic) <= BEYOND * call_ns
     is_call = np.array([_is_wrapper_op(name) for name in sums["name"]])
-    small = is_known & (own_ns < limits.op_ns) & (each_ns < DISPATCH_CALLS * limits.op_ns)
-    dispatch = is_call | small | (~is_known & (each_ns < DISPATCH_CALLS * limits.op_ns))
-    dispatch &= limits.place == CPU  # a kernel was asked for long before it runs
+    small = is_known & (own_ns < limits.op_ns) & (call_ns < DISPATCH_CALLS * limits.op_ns)
+    dispatch = is_call | small | (~is_known & (call_ns < DISPATCH_CALLS * limits.op_ns))
+    dispatch &= limits.place == CPU  # a kernel was launched long before it runs
     best = np.where(dispatch, limits.op_ns, np.maximum(arithmetic, memory))
     limit = np.where(dispatch, "dispatch", np.where(arithmetic >= memory, "arithmetic", "memory"))
     frame = sums.select("phase", "module", "name").with_columns(
         calls=pl.Series(count / steps),
         self_ns=pl.Series(self_ns / steps),
-        arithmetic_ns=pl.Series(np.where(dispatch, 0.0, np.minimum(arithmetic, each_ns)) * count / steps),
+        arithmetic_ns=pl.Series(np.where(dispatch, 0.0, np.minimum(arithmetic, call_ns)) * count / steps),
         memory_ns=pl.Series(np.where(dispatch, 0.0, memory) * count / steps),
-        attainable_ns=pl.Series(np.where(is_known | dispatch, np.minimum(best, each_ns), np.nan) * count / steps),
+        attainable_ns=pl.Series(np.where(is_known | dispatch, np.minimum(best, call_ns), np.nan) * count / steps),
         limit=pl.Series(limit),
     )
     judged = frame.with_columns(
         limit=pl.when(pl.Series(is_known | dispatch)).then("limit"),
-        is_beyond=pl.Series(~dispatch & (arithmetic > BEYOND * each_ns)),
+        is_beyond=pl.Series(~dispatch & (arithmetic > BEYOND * call_ns)),
     )
     return judged.select(pl.col(name).cast(kind) for name, kind in ATTAINABLE_SCHEMA.items()).fill_nan(None)
+
+
+def in_other_format(run: RunReader) -> pl.Expr:
+    """Return whether a row by module and name computes in another number format than the ceilings are of."""
+    schema = {"name": pl.String, "module": pl.String}
+    calls = [(name, OUTSIDE if module is None else module) for name, module in calls_in_other_formats(run.meta)]
+    return pl.struct(list(schema)).is_in(pl.DataFrame(calls, schema=schema, orient="row").to_struct().implode())
 
 
 def _times_on_device(run: Run, device: str) -> pl.DataFrame:
@@ -379,8 +386,16 @@ def roofline(run: Run) -> pl.DataFrame:
     waits = pl.when(slope < of("compute")).then(pl.lit("memory")).when(slope.is_not_null()).then(pl.lit("arithmetic"))
     roof = pl.when(slope.is_not_null()).then(pl.min_horizontal(slope, of("compute")))
     attained = (pl.col("flops_per_s") / roof).clip(0, 1)
-    judged = points.with_columns(attained=attained, waits_for=waits)
+    own = ~pl.col("name").is_in(_ops_in_other_formats(run).implode())
+    judged = points.with_columns(attained=pl.when(own).then(attained), waits_for=pl.when(own).then(waits))
     return judged.select(pl.col(name).cast(dtype) for name, dtype in ROOFLINE_SCHEMA.items())
+
+
+def _ops_in_other_formats(run: Run) -> pl.Series:
+    """Return the operators with a notable part of their FLOPs in another number format than the roofs are of."""
+    flops = pl.col("flops").sum()
+    sums = run.self_times.group_by("name").agg(flops, other=pl.col("flops").filter(in_other_format(run)).sum())
+    return sums.filter(pl.col("other") > _LITTLE * pl.col("flops"))["name"]
 
 
 def _points_on_cpu(run: Run) -> pl.DataFrame:
@@ -416,5 +431,5 @@ def roofs(run: RunReader) -> pl.DataFrame:
         (limits.place, "compute", limits.peak_flops_per_s, limits.peak_by),
         (limits.place, "memory", limits.peak_bytes_per_s, "copy and triad of arrays that no cache holds"),
     ]
-    rows = [row for row in rows if row[2] is not None]  # of the memory where no quiet moment was found
+    rows = [row for row in rows if row[2] is not None]  # of the memory where there was no quiet moment
     return pl.DataFrame(rows, schema=ROOF_SCHEMA, orient="row")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,9 @@ from stepscope.analysis.metrics import (
 )
 from stepscope.analysis.process_scopes import CHILDREN, OWN, has_several_processes
 from stepscope.analysis.result_cache import cached_per_run
-from stepscope.analysis.time.steps import span_ns
+from stepscope.analysis.time.steps import is_in_steps, span_ns, stretches_of_steps
+from stepscope.analysis.unused_cards import is_of_unused_card
+from stepscope.arrays import Ints
 from stepscope.runfolder import RunReader
 from stepscope.units import number
 
@@ -74,7 +76,7 @@ class Occupancy:
     storage_written: Estimate | None
     clock: CoreClock | None
     gpu_slowed: Estimate | None  # share of the readings at which a used GPU says that it is slowed down
-    host_alone: float  # share of the profiled steps in which no accelerator runs a kernel; else its work sets the pace
+    host_alone: float  # share of the steps in which no accelerator is busy: of its kernels, else by its own gauge
 
     @property
     def are_cores_full(self) -> bool:
@@ -150,7 +152,7 @@ def occupancy(run: RunReader) -> Occupancy:
         threads=threads if isinstance(threads, int) else None,
         runs=_thread_share(run, "thread_cpu_time") if single_process else None,
         delayed=_thread_share(run, "run_delay") if single_process else None,
-        waits=_sleep_shares_by_wait(run, span) if single_process else {},
+        waits=_sleep_shares_by_wait(run) if single_process else {},
         switches=_channel_rate(run, "voluntary_switches", "thread", 1e9) if single_process else None,
         process_cores=_estimate_of_row(own),
         children_cores=_estimate_of_row(next((row for row in used if row.scope == CHILDREN), None)),
@@ -168,9 +170,9 @@ def occupancy(run: RunReader) -> Occupancy:
         limit_hits=_channel_rate(run, "memory_limit_hits", "cgroup", 1e9),
         storage_read=_channel_rate(run, "storage_read", "process", 1e9) if single_process else None,
         storage_written=_channel_rate(run, "storage_written", "process", 1e9) if single_process else None,
-        clock=None if span is None or board_computes(run) else clock_of(run, span),
-        gpu_slowed=None if span is None else gpu_slowdown(run, span),
-        host_alone=1 - max((kernels or 0.0 for kernels in _kernel_shares(run)), default=0.0),
+        clock=None if board_computes(run) else clock_of(run),
+        gpu_slowed=gpu_slowdown(run),
+        host_alone=1 - max((busy or 0.0 for busy in _accelerator_shares(run)), default=0.0),
     )  # fmt: skip
 
 
@@ -181,9 +183,11 @@ def usable_cores(run: RunReader) -> int:
     return max(math.ceil(min(limit for limit in (online, usage.allowed, usage.quota) if limit is not None)), 1)
 
 
-def _kernel_shares(run: RunReader) -> list[float | None]:
-    """Return the share of the profiled steps in which each accelerator runs kernels; none where none was recorded."""
-    return [row.value for row in accelerator_utilisation(run) if row.source == "ops"]
+def _accelerator_shares(run: RunReader) -> list[float | None]:
+    """Return the share of the steps in which each accelerator of this machine that the training used was busy."""
+    is_own = run.meta.get("simulated") is None
+    rows = [row for row in accelerator_utilisation(run) if is_own or row.source == "ops"]
+    return [row.value for row in rows if not is_of_unused_card(run, row.scope)]
 
 
 def _estimate_of_row(row: Measured | None) -> Estimate | None:
@@ -207,23 +211,35 @@ def _thread_share(run: RunReader, quantity: str) -> Estimate | None:
 
 
 def _mean_growth(run: RunReader, series: Series, factor: float) -> Estimate | None:
-    """Mean growth over the steps, with Student's interval over windows of them."""
-    span = span_ns(run)
-    if span is None:
+    """Mean growth over the steps, without the pauses between them, with Student's interval over windows of them."""
+    stretches = stretches_of_steps(run)
+    if not len(stretches):
         return None
-    rates = (
-        growth_windows(series, *span, max(shortest_window_ns(series), (span[1] - span[0]) / _WINDOWS)).rates * factor
-    )
-    mean = mean_over_time(rates)
+    begin, end, steady = stretches[0, 0], stretches[-1, 1], series
+    if len(stretches) > 1:
+        begin, end, steady = 0, int((stretches[:, 1] - stretches[:, 0]).sum()), _cut_pauses(run, series, stretches)
+    windows = growth_windows(steady, begin, end, max(shortest_window_ns(series), (end - begin) / _WINDOWS))
+    mean = mean_over_time(windows.rates * factor)
     return mean if mean is None or mean.low is None else Estimate(mean.value, max(mean.low, 0.0), mean.high)
 
 
-def _sleep_shares_by_wait(run: RunReader, span: tuple[int, int] | None) -> dict[str, Estimate]:
-    """Share of the readings at which the training thread slept, by what it waited in."""
+def _cut_pauses(run: RunReader, series: Series, stretches: Ints) -> Series:
+    """Return a counter as it grew in the steps; times are those since the first step, without the pauses."""
+    elapsed = np.concatenate([[0], np.cumsum(stretches[:, 1] - stretches[:, 0])])
+    edges_ns, since = stretches.ravel(), np.column_stack([elapsed[:-1], elapsed[1:]]).ravel()
+    t_ns = np.unique(np.concatenate([series.t_ns[is_in_steps(run, series.t_ns)], edges_ns]))
+    t_ns = t_ns[(t_ns >= series.t_ns[0]) & (t_ns <= series.t_ns[-1])]
+    in_step = is_in_steps(run, (t_ns[1:] + t_ns[:-1]) / 2)
+    steps = np.where(in_step, np.diff(np.interp(t_ns, series.t_ns, series.values)), 0.0)
+    times, gaps = (np.interp(at, edges_ns, since) for at in (t_ns, series.gaps_ns))
+    return replace(series, t_ns=times, values=np.concatenate([[0.0], np.cumsum(steps)])[: len(times)], gaps_ns=gaps)
+
+
+def _sleep_shares_by_wait(run: RunReader) -> dict[str, Estimate]:
+    """Share of the readings in the steps at which the training thread slept, by what it waited in."""
     shares = {}
-    for series in series_of(run, "thread_waiting") if span is not None else ():
-        assert span is not None
-        values = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
+    for series in series_of(run, "thread_waiting"):
+        values = series.values[is_in_steps(run, series.t_ns)]
         if len(values):
             shares[series.scope.removeprefix("wait:")] = mean_of_stretches(values)
     return shares

@@ -16,7 +16,7 @@ from stepscope.analysis.estimate import Estimate, mean_of_stretches
 from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.operators import CPU, OUTSIDE, callers
 from stepscope.analysis.time.steps import shown_steps, span_ns
-from stepscope.analysis.unused_cards import card_of, unused_cards
+from stepscope.analysis.unused_cards import is_of_unused_card
 from stepscope.runfolder import OPS, RunReader
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _gauges_of_used_cards(run: RunReader) -> list[tuple[str, Estimate]]:
     means = []
     for series in series_of(run, "utilisation"):
         inside = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
-        if series.scope.startswith("gpu") and card_of(series.scope) not in unused_cards(run)[0] and len(inside):
+        if series.scope.startswith("gpu") and not is_of_unused_card(run, series.scope) and len(inside):
             means.append((series.scope, mean_of_stretches(inside)))
     return means
 

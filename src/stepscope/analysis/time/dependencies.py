@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 HOST, WORK = "host", "work"
 NO_ACCESSES = "no step was profiled with the shapes and allocations that tell which operator needs which"
 NO_STEP = "no profiled step ran the operators of the step whose tensors were noted"
-_MOST_STEPS = 12  # whose times are taken
+_MOST_STEPS, _MOST_READ = 12, 60  # whose times are taken, and that are read to find these
 _MOST_AHEAD = 100  # steps: so far a host may run ahead of its accelerator
 UNITS: dict[str, Any] = {
     **dict.fromkeys(("name", "module", "phase", "device"), pl.String),
@@ -137,9 +137,9 @@ def _units_of_step(run: RunReader, step: int) -> StepUnits | None:
 
 
 def _same_steps(run: RunReader, noted: StepUnits) -> list[StepUnits]:
-    """The profiled steps that ran the units of the one that was noted; that one alone where no other did."""
+    """The first profiled steps that ran the units of the one that was noted; that one alone where no other did."""
     matches = []
-    for step in shown_steps(run)["step"].to_list():
+    for step in shown_steps(run)["step"].head(_MOST_READ).to_list():
         units = _units_of_step(run, step)
         if units is not None and units.signature == noted.signature:
             matches.append(units)

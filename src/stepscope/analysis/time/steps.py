@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from stepscope.analysis.result_cache import cached_per_run
+from stepscope.arrays import Flags, Floats, Ints
 from stepscope.part_names import parts_in_use
 from stepscope.runfolder import RunReader, checksums
 from stepscope.runfolder.tables import read_last_step_rows
@@ -20,6 +22,7 @@ from stepscope.units import plural
 IN_PART = "step-profiled-in-part"  # the event of a step that was too large to be profiled whole
 ENOUGH = 3  # profiled steps, to leave others out
 FEW = 6  # below this many, a median has no 95 % CI
+PAUSE = 0.5  # of a typical step: what lasts longer between two steps is no part of the loop
 
 
 @cached_per_run
@@ -154,6 +157,27 @@ def all_timed_steps(run: RunReader) -> tuple[pl.DataFrame, str]:
         unprofiled &= ~pl.col("step").is_in(looked_at.implode())
     bare = steps.filter(unprofiled)
     return (bare, "unprofiled steps") if len(bare) >= FEW else (steps, "all steps")
+
+
+@cached_per_run
+def stretches_of_steps(run: RunReader) -> Ints:
+    """Stretches of steps after warm-up without a pause between them (evaluation, saving): begin and end, ns (n, 2).
+
+    What is short belongs to the steps; steps that were removed from a long run leave no pause.
+    """
+    steps = steps_after_warmup(run)
+    number, t0, t1 = (steps[name].to_numpy().astype(np.int64) for name in ("step", "t0_ns", "t1_ns"))
+    if not len(number):
+        return np.empty((0, 2), dtype=np.int64)
+    is_pause = (t0[1:] - t1[:-1] > PAUSE * np.median(t1 - t0)) & (np.diff(number) == 1)
+    return np.column_stack([t0[np.append(True, is_pause)], t1[np.append(is_pause, True)]])
+
+
+def is_in_steps(run: RunReader, t_ns: Floats) -> Flags:
+    """Return which times, (n,), lie in a step after warm-up and in no pause between steps."""
+    begins, ends = stretches_of_steps(run).T
+    place = np.searchsorted(begins, t_ns, side="right") - 1
+    return np.asarray((place >= 0) & (t_ns <= np.append(ends, -1)[place]))
 
 
 def span_ns(run: RunReader) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import channel_timeline, core_busy_time, growth_windows, shortest_window_ns
-from stepscope.analysis.energy.rails import power_windows
+from stepscope.analysis.energy.measured_energy import power_windows
 from stepscope.analysis.estimate import LevelChange, change_points, median_interval
 from stepscope.analysis.memory.events import categories_over_step
 from stepscope.analysis.process_scopes import WATCHED

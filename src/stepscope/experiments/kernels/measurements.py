@@ -97,7 +97,7 @@ def compare_timer_with_bare_loop(todo: Sequence[Kernel], request: Kernels) -> di
 
         def compare(calls: list[Parts], label: str = kernel.label) -> dict[str, Any]:
             name = FORWARD if FORWARD in calls[0] else next(iter(calls[0]))
-            return {"called": label, "part": name, **timer_to_bare_loop_ratio(calls[0][name].call, request.threads)}
+            return {"kernel": label, "part": name, **timer_to_bare_loop_ratio(calls[0][name].call, request.threads)}
 
         ratio = _parts_or_reason([kernel], request.device, compare)
         if "parts" in ratio:  # else as in its cell: another of the op may run
@@ -106,19 +106,21 @@ def compare_timer_with_bare_loop(todo: Sequence[Kernel], request: Kernels) -> di
 
 
 def reached_ceilings(request: Kernels) -> dict[str, Any]:
-    """Return the FLOP/s and B/s that this device reached at the most with these threads, and by what."""
+    """Return the FLOP/s and B/s that this device reached at the most with these threads, and by what.
+
+    bytes_per_s is null where other load disturbed the probe of the memory in every block.
+    run_queue_share: of the time in which the probe waited for a core; beyond QUIET these are below what it can reach.
+    """
     stated = ceilings(request.device, threads=request.threads)
     if stated is None:
         raise StepscopeError("the ceilings of this device could not be measured", "stepscope doctor --ceilings")
     reached = read_ceilings(stated)
-    if reached.peak_bytes_per_s is None:
-        why = "other load disturbed the probe of this device's memory in every block"
-        raise StepscopeError(why, "stepscope doctor --ceilings on a quiet machine")
     return {
         "flops_per_s": reached.peak_flops_per_s,
         "flops_by": reached.peak_by,
         "bytes_per_s": reached.peak_bytes_per_s,
         "bytes_by": reached.streamed_by,
+        "run_queue_share": reached.run_queue_share,
     }
 
 

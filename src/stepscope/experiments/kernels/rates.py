@@ -141,7 +141,7 @@ def _best_kernel(rows: Sequence[KernelRate]) -> BestKernel:
 
 HERE = "this device"
 SCHEMA = {
-    "source": pl.String, "op": pl.String, "kernel_id": pl.String, "called": pl.String, "part": pl.String,
+    "source": pl.String, "op": pl.String, "kernel_id": pl.String, "kernel": pl.String, "part": pl.String,
     "count": pl.Int64, "ns": pl.Float64, "low_ns": pl.Float64, "high_ns": pl.Float64, "flops": pl.Float64,
     "bytes": pl.Float64, "flops_per_s": pl.Float64, "bytes_per_s": pl.Float64, "ps_per_flop": pl.Float64,
     "axis": pl.String, "at": pl.Float64, "beside": pl.String, "central": pl.Boolean,
@@ -193,7 +193,7 @@ def rates_frame(rows: Sequence[KernelRate]) -> pl.DataFrame:
     records, centre = [], _centres(rows)
     for row in rows:
         plain = {
-            "source": row.source, "op": row.kernel.op, "kernel_id": row.kernel.id, "called": row.kernel.label,
+            "source": row.source, "op": row.kernel.op, "kernel_id": row.kernel.id, "kernel": row.kernel.label,
             "part": row.part, "count": row.kernel.count, "ns": row.ns, "low_ns": row.low_ns, "high_ns": row.high_ns,
             "flops": row.flops, "bytes": row.bytes, "flops_per_s": row.flops_per_s, "bytes_per_s": row.bytes_per_s,
             "ps_per_flop": row.ps_per_flop,
@@ -348,9 +348,9 @@ def _convolution_ms(text: str, part: str) -> float:
     for name, totals in _table_lines(text):
         is_convolution = name in ("conv2d", "aten::conv2d") if part == FORWARD else _BACKWARD.fullmatch(name)
         if is_convolution:
-            found_us = (totals[3] if len(totals) == 4 else 0.0) or totals[min(2, len(totals) - 1)]
-            if found_us > 0:
-                return found_us / 1e3
+            convolution_us = (totals[3] if len(totals) == 4 else 0.0) or totals[min(2, len(totals) - 1)]
+            if convolution_us > 0:
+                return convolution_us / 1e3
     raise ValueError(f"no line of a convolution's {part}")
 
 

@@ -51,7 +51,8 @@ from stepscope.experiments.kernels.timing import (
     WHOLE,
 )
 from stepscope.record.train import torch_threads
-from stepscope.units import plural
+from stepscope.runfolder.schema import QUIET
+from stepscope.units import percent, plural
 
 
 def kernel_plan(request: Kernels) -> Plan:
@@ -167,8 +168,9 @@ def _judged_pairs(evidence: Evidence, imported: ProfilerTables | None) -> list[d
 
 
 def _answer(rows: Sequence[KernelRate], pairs: Sequence[Mapping[str, Any]], roofs: Mapping[str, Any]) -> str:
-    gflops, gbytes = roofs["flops_per_s"] / 1e9, roofs["bytes_per_s"] / 1e9
-    parts = [f"At its best this device did {gflops:.3g} GFLOP/s and {gbytes:.3g} GB/s."]
+    disturbed = ", disturbed by other load," if _is_disturbed(roofs) else ""
+    reached = " and ".join(f"{rate:.3g} {unit}" for _, rate, unit, _ in _rates_reached(roofs))
+    parts = [f"At its best this device{disturbed} did {reached}."]
     own = [row for row in rows if row.source == HERE]
     if own:
         best = max(own, key=lambda row: row.flops_per_s)
@@ -208,6 +210,10 @@ def _sweet_table(rows: Sequence[KernelRate]) -> ResultTable:
     ]  # fmt: skip
     note = "Time for one useful FLOP, with its 95 % CI; as good: others whose CI reaches into it."
     return ResultTable("sweet-spots", "Where a useful FLOP takes least time", columns, tuple(body), note)
+
+
+def _is_disturbed(roofs: Mapping[str, Any]) -> bool:
+    return (roofs.get("run_queue_share") or 0.0) > QUIET
 
 
 def _most_expensive_op(own: Sequence[KernelRate]) -> tuple[str, float, float]:
@@ -252,17 +258,20 @@ def _pair_table(pairs: Sequence[Mapping[str, Any]]) -> ResultTable:
     return ResultTable("five-three", "A 5x5 and then a 3x3 against a 7x7", PAIR_COLUMNS, body, note)
 
 
+def _rates_reached(roofs: Mapping[str, Any]) -> Iterator[tuple[str, float, str, str]]:
+    yield "arithmetic", roofs["flops_per_s"] / 1e9, "GFLOP/s", roofs["flops_by"]
+    if roofs["bytes_per_s"] is not None:
+        yield "memory", roofs["bytes_per_s"] / 1e9, "GB/s", roofs["bytes_by"]
+
+
 def _roof_table(roofs: Mapping[str, Any]) -> ResultTable:
-    body = (
-        ("arithmetic", roofs["flops_per_s"] / 1e9, "GFLOP/s", roofs["flops_by"]),
-        ("memory", roofs["bytes_per_s"] / 1e9, "GB/s", roofs["bytes_by"]),
-    )
+    body = tuple(_rates_reached(roofs))
     note = "Measured on this device. A kernel can lie above: its data in a cache, or an algorithm with fewer products."
     return ResultTable("ceilings", "Ceilings", ("of", "reached", "unit", "by"), body, note)
 
 
 def _bare_table(bare: Mapping[str, Mapping[str, Any]]) -> ResultTable:
-    body = tuple((of["called"], of["part"], of["ratio"], of["low"], of["high"], _agreement(of)) for of in bare.values())
+    body = tuple((of["kernel"], of["part"], of["ratio"], of["low"], of["high"], _agreement(of)) for of in bare.values())
     note = "The same calls in a plain loop, alternated with the timer: 1 is agreement."
     columns = ("kernel", "part", "timer / bare loop", "low", "high", "within 3 %")
     return ResultTable("bare-loop", "The timer against a bare loop", columns, body, note)
@@ -314,7 +323,12 @@ def _limit_notes(
     if evidence.background_cores is not None and evidence.background_cores > OTHERS:
         load = f"{evidence.background_cores:.2g} cores were busy with other processes"
         yield f"{load}: times are not the kernels' alone; repeat the study on a quiet machine"
-    off = [of["called"] for of in evidence.bare.values() if _agreement(of) == "no"]
+    if evidence.roofs["bytes_per_s"] is None:
+        yield "the ceiling of the memory is not known: other load disturbed its probe in every block; repeat the study"
+    if _is_disturbed(evidence.roofs):
+        waited = percent(evidence.roofs["run_queue_share"], 0)
+        yield f"the ceilings are too low: their probe waited for a CPU core in {waited} of its time; repeat the study"
+    off = [of["kernel"] for of in evidence.bare.values() if _agreement(of) == "no"]
     if off:
         why = "background CPU load, or a call takes microseconds"
         yield f"timer and bare loop differ by more than 3 % for {'; '.join(off)}: {why}"
@@ -333,13 +347,14 @@ def _frames(rows: Sequence[KernelRate], roofs: Mapping[str, Any]) -> dict[str, p
     own = every.filter(pl.col("source") == HERE).unique("kernel_id", keep="first", maintain_order=True)
     whole = every.filter(pl.col("source") == HERE).unique(["kernel_id", "part"], keep="first", maintain_order=True)
     spent = pl.col("ns") * pl.col("count")
-    reached = {"roof": ["compute", "memory"], "value": [roofs["flops_per_s"], roofs["bytes_per_s"]]}
+    roof_rows = [("compute", roofs["flops_per_s"]), ("memory", roofs["bytes_per_s"])]
+    reached = pl.DataFrame(roof_rows, {"roof": pl.String, "value": pl.Float64}, orient="row").drop_nulls("value")
     points = whole.with_columns(
-        name=pl.format("{}, {}", "called", "part"),
+        name=pl.format("{}, {}", "kernel", "part"),
         flop_per_byte=pl.col("flops") / pl.col("bytes"),
         share=spent / spent.filter(pl.col("part").is_in(_WHOLE_PARTS)).sum(),  # the other parts are in these
     ) if len(own) else whole  # fmt: skip
-    frames = {"roofline": points, "roofs": pl.DataFrame(reached), "axes": every.filter(pl.col("axis").is_not_null())}
+    frames = {"roofline": points, "roofs": reached, "axes": every.filter(pl.col("axis").is_not_null())}
     return {name: frame for name, frame in frames.items() if not frame.is_empty()}
 
 

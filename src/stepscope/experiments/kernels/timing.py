@@ -226,10 +226,10 @@ def _batch_norm(of: Mapping[str, int]) -> Parts:
     def forward() -> Any:
         return aten.native_batch_norm(x, w, b, mean, var, True, 0.1, 1e-5)
 
-    _, kept_mean, kept_inverse = forward()
+    _, batch_mean, batch_inverse = forward()
 
     def backward(wants: list[bool]) -> Callable[[], Any]:
-        return lambda: aten.native_batch_norm_backward(g, x, w, mean, var, kept_mean, kept_inverse, True, 1e-5, wants)
+        return lambda: aten.native_batch_norm_backward(g, x, w, mean, var, batch_mean, batch_inverse, True, 1e-5, wants)
 
     size = x.numel()
     return _whole(

@@ -10,6 +10,7 @@ import numpy as np
 
 from stepscope.arrays import Ints
 from stepscope.record.ops.costs import NO_TENSOR
+from stepscope.runfolder.computation import main_computation
 
 _ON_CPU = -1
 _FORMATS = {"float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
@@ -23,26 +24,47 @@ _OTHER_FLOAT32 = "float32 with switches of its own"
 
 
 class FlopsByFormat:
-    """FLOPs by the GPU that computed them (-1: the CPU) and the number format of their operands."""
+    """FLOPs by the GPU that computed them (-1: the CPU), the number format of their operands, and the op and layer."""
 
     def __init__(self) -> None:
-        self._flops: Counter[tuple[int, str]] = Counter()
+        self._flops: Counter[tuple[int, str, str, int]] = Counter()
 
-    def add(self, raw: Sequence[Any], flops: Ints, gpu: Ints) -> None:
-        """Add the ops of a step, (n,) each: raw events of Kineto, FLOPs, and the GPU that ran their kernels."""
+    def add(self, raw: Sequence[Any], flops: Ints, gpu: Ints, names: Sequence[str], modules: Ints) -> None:
+        """Add the ops of a step, (n,) each: raw events of Kineto, FLOPs, the GPU that ran their kernels, op and layer.
+
+        modules: places in the list that `other_formats` takes, below 0 outside of any.
+        """
         for op in np.flatnonzero(flops > 0).tolist():
             operand = next((dtype for dtype in raw[op].dtypes() if dtype not in NO_TENSOR), "")
-            self._flops[int(gpu[op]), operand] += int(flops[op])
+            self._flops[int(gpu[op]), operand, names[op], int(modules[op])] += int(flops[op])
 
     def facts(self) -> dict[str, dict[str, int]]:
         """Return the FLOPs by device and format for run.json: {"cuda:0": {"bfloat16": 12, "float32": 1}}."""
         facts: dict[str, dict[str, int]] = {}
-        for (gpu, operand), flops in self._flops.items():
-            device = "cpu" if gpu == _ON_CPU else f"cuda:{gpu}"
-            precision = _FORMATS.get(operand, operand.removeprefix("c10::").lower())
+        for (gpu, operand, _, _), flops in self._flops.items():
+            device, precision = _device_and_format(gpu, operand)
             of_device = facts.setdefault(device, {})
-            of_device[float32_format(device) if precision == "float32" else precision] = flops
+            of_device[precision] = of_device.get(precision, 0) + flops
         return facts
+
+    def other_formats(self, modules: Sequence[str]) -> list[list[str]]:
+        """Return op and layer (the op alone outside of any) of what its main device computes in other formats as well.
+
+        modules: the qualified names of all layers.
+        """
+        main = main_computation({"recorder": {"flops_by_format": self.facts()}})
+        others: dict[tuple[str, ...], None] = {}
+        for gpu, operand, name, module in self._flops:
+            device, precision = _device_and_format(gpu, operand)
+            if main is not None and device == main.device and precision != main.precision:
+                others[(name,) if module < 0 else (name, modules[module])] = None
+        return [list(call) for call in others]
+
+
+def _device_and_format(gpu: int, operand: str) -> tuple[str, str]:
+    device = "cpu" if gpu == _ON_CPU else f"cuda:{gpu}"
+    precision = _FORMATS.get(operand, operand.removeprefix("c10::").lower())
+    return device, float32_format(device) if precision == "float32" else precision
 
 
 def gpus_of_ops(parent: Ints, gpu: Ints) -> Ints:

@@ -94,7 +94,8 @@ class OpCostsByShape:
                 gpus = gpus_of_ops(
                     rows.parent[first:last] - window.rows_before, rows.events.gpu[rows.order[first:last]]
                 )
-                self.flops_by_format.add(raw, costs[0], gpus[ops - first])
+                names = [rows.texts[name] for name in rows.name[ops].tolist()]
+                self.flops_by_format.add(raw, costs[0], gpus[ops - first], names, rows.module[ops])
             costs_of_step = self._known.get(key)
             if costs_of_step is None and span.inputs and span.inputs in self._of_calls:
                 costs_of_step = self._of_calls[span.inputs].look_up(rows.name[ops], rows.module[ops])
