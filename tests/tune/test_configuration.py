@@ -215,6 +215,29 @@ def test_a_script_that_changes_folder_before_torch_trains_with_it(
     assert ended.stdout == "medium\n"
 
 
+def test_a_configuration_that_a_script_made_too_few_updates_for_is_told_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends: list[Any] = []
+    monkeypatch.setattr("atexit.register", ends.append)
+    config.apply_changes_in_script([all_changes({})["matmul=medium"]])
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    try:
+        for updates, ending in (
+            (2, "(matmul=medium): they are made after 3 updates of an optimizer, of which"),
+            (5, ""),
+        ):
+            for _ in range(updates):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+            ends[0]()
+            assert ending in (told := capsys.readouterr().err)
+            assert bool(told) == bool(ending)
+    finally:
+        config._kept.close()
+
+
 def test_words_behind_a_function_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

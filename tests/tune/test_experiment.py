@@ -291,6 +291,32 @@ def test_a_block_is_longer_than_what_workers_may_have_loaded_before_it() -> None
     assert min(steps for _, steps in asked[1:]) >= 3 * 4 * 2
 
 
+@pytest.mark.parametrize(("compiled", "least"), [(False, 0.0), (True, 900.0)], ids=["as it is written", "compiled"])
+def test_a_change_that_waits_for_ever_takes_no_longer_than_the_experiment(compiled: bool, least: float) -> None:
+    limits: dict[tuple[str, ...], float] = {}
+
+    class Noting(FakeTraining):
+        def open_training(self, changes: Any, facts: Mapping[str, Any]) -> Any:
+            place = super().open_training(changes, facts)
+            plain = place.ask
+
+            def ask(limit_s: float, **command: Any) -> dict[str, Any]:
+                if command["do"] == "block":
+                    names = (*place.at_start, *command["changes"])
+                    limits[names] = limit_s
+                return plain(limit_s, **command)
+
+            place.ask = ask  # type: ignore[method-assign]
+            return place
+
+    training = Noting({})
+    training.facts |= {"compiled": compiled, "compiler": "g++", "data_share": 0.5}
+    training.tuning(seconds=180.0, only=("fused", "workers=2", "compile"))
+    assert least <= limits["fused",] <= max(least, 250.0)
+    assert least <= limits["workers=2",] <= max(least, 300.0)
+    assert compiled or limits["compile",] == 900.0
+
+
 def test_a_training_that_cannot_be_started_again_leaves_what_was_measured() -> None:
     class Once(FakeTraining):
         def open_training(self, changes: Any, facts: Mapping[str, Any]) -> Any:
@@ -315,6 +341,7 @@ def test_the_sentence_says_of_each_change_what_the_table_says() -> None:
     for logs, word, said in (
         ([-0.1, -0.05, -0.12, -0.03], "likely a gain", "Cannot tell yet whether fused helps"),
         ([-0.5, 0.4, -0.6, 0.8], "cannot tell yet", "Cannot tell yet whether fused helps"),
+        ([0.02, 0.01, 0.03, 0.01, -0.002, 0.02, 0.01, -0.001], "no gain", "fused is"),
         ([0.001, -0.001] * 8, "no gain", "fused is not certain to help: leave the training as it is."),
         ([0.2, 0.21, 0.22, 0.2, 0.21, 0.2, 0.22], "slower", "fused is not certain to help"),
     ):
@@ -361,7 +388,9 @@ class InterruptedAtTheEnd(FakeTraining):
 def test_a_combination_that_was_not_checked_before_ctrl_c_is_answered_with_its_times() -> None:
     tuned = InterruptedAtTheEnd({"channels_last": 0.8, "fused": 0.9}).tuning(only=("channels_last", "fused"))
     said = judge(tuned, "t").answer
-    found = re.match(r"channels_last \+ fused: (.*) ms a step instead of (.*), 2[78]\.. % \[.*\] less time; not", said)
+    found = re.match(
+        r"channels_last \+ fused: (.*) ms per step instead of (.*) ms, 2[78]\.. % \[.*\] less time; not", said
+    )
     assert found is not None, said
     assert [float(text) for text in found.groups()] == pytest.approx([7.2, 10.0], rel=0.02)
 
@@ -669,7 +698,7 @@ def test_for_memory_one_couple_of_processes_is_no_certain_saving() -> None:
 def test_for_memory_the_check_at_the_end_is_what_the_sentence_says_and_can_refute() -> None:
     less = OtherPeaks([0.8, 0.8, 0.8, 0.9]).tuning(goal="memory", only=("malloc-keep",))
     assert judge(less, "t").answer.startswith("malloc-keep: 10.0 % less memory of the process; ")
-    assert "measured anew" in judge(less, "t").answer
+    assert "measured again" in judge(less, "t").answer
     none = OtherPeaks([0.8, 0.8, 0.8, 1.01]).tuning(goal="memory", only=("malloc-keep",))
     assert none.best() is None
     assert judge(none, "t").answer == (

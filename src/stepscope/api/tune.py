@@ -37,7 +37,7 @@ def tune(
     *,
     model: Any = None,
     optimizer: Any = None,
-    others: Sequence[Any] = (),
+    others: Any = (),
     out: str | Path | None = None,
     progress: bool = False,
     **settings: Any,
@@ -48,14 +48,16 @@ def tune(
     may return its loss. settings: the options of `stepscope tune` (`minutes=3`, `for_="memory"`, `only=`, `not_=`).
 
     Of a function: `batches` are a data loader, whose workers are tried as well, or a list of batches; `model` and
-    `optimizer` are those that it trains (or lists of them), and `others` what else it changes: schedulers, a gradient
-    scaler, generators. All that is put back bit by bit after every block, so that the training goes on as if nothing
-    had been tried. Only changes that a running process can make are tried.
+    `optimizer` are those that it trains (or lists of them), and `others` what else it changes (or a list), such as
+    counts; schedulers, scalers, models and generators that it reaches by name are among them anyway. All that is put
+    back bit by bit after every block, so that the training goes on as if nothing had been tried. Only changes that a
+    running process can make are tried.
 
     Raises UnknownName for a workload or change that is not there, and UsageError for what cannot be tuned.
     """
     if callable(training):
-        return _tune_step(training, batches, _targets(model, optimizer), tuple(others), out, progress, settings)
+        named = tuple(others) if isinstance(others, (list, tuple)) else (others,)
+        return _tune_step(training, batches, _targets(model, optimizer), named, out, progress, settings)
     if not isinstance(training, (str, Path, TuneRequest)):
         raise UsageError(
             f"{type(training).__name__!r} cannot be tuned",
@@ -257,6 +259,7 @@ def _tune_step(
 ) -> Findings:
     from stepscope.experiments.tune.block_runner import LocalTraining, runner_for_loop, sources_of_loop
     from stepscope.experiments.tune.changes import refuse_unknown
+    from stepscope.experiments.tune.loop_protection import recompiled_after
     from stepscope.experiments.tune.training_state import RandomNumbers
 
     setting_names = {"minutes", "for_", "only", "not_"}
@@ -270,12 +273,13 @@ def _tune_step(
     refuse_unknown((*request.only, *request.not_))
     drawn = RandomNumbers()  # libraries that are imported on the way draw some as well
     try:
-        bench = runner_for_loop(step, batches, targets, others, _FIXED)
-        place, sources = LocalTraining(bench), sources_of_loop(step, batches, targets, bench)
-        folder = tune_path(request, None if out is None else Path(out))
-        findings, tuning = _answer(
-            request, lambda changes, facts: place, folder, progress, apart=False, sources=sources
-        )
+        with recompiled_after():
+            bench = runner_for_loop(step, batches, targets, others, _FIXED)
+            place, sources = LocalTraining(bench), sources_of_loop(step, batches, targets, bench)
+            folder = tune_path(request, None if out is None else Path(out))
+            findings, tuning = _answer(
+                request, lambda changes, facts: place, folder, progress, apart=False, sources=sources
+            )
     finally:
         drawn.restore()
     if tuning.interrupted:
@@ -298,7 +302,7 @@ def _progress(visible: bool) -> Iterator[Tell]:
 
         def say(what: str, share: float) -> None:
             if what != last[0] and (share >= 0.68 or not last[0]):
-                sys.stderr.write(f"{100 * share:3.0f} % {what}\n")
+                sys.stderr.write(f"{100 * min(1.0, share):3.0f} % {what}\n")
             last[0] = what
 
         yield say

@@ -16,21 +16,23 @@ GOALS = ("time", "energy", "memory")
 
 @dataclass(frozen=True)
 class TuneRequest(Request):
-    """Try changes on a training and measure each in pairs against it as it is: what makes it faster or smaller.
+    """Try changes on a training and measure each against it as it is: what makes it faster or smaller.
 
-    `stepscope tune lenet` tries them on a workload, `stepscope tune train.py --epochs 1` within the loop of a
-    script, whose end is not waited for. Blocks of real steps, as is and changed, take turns in random order; a change
-    that a process must begin with (an environment, an allocator) has processes of its own. Nothing of a change stays.
-    Ctrl-C keeps what is known, and the same command with the same --out goes on.
+    `stepscope tune lenet` tries them on a workload, `stepscope tune train.py --epochs 1` within the loop of a script,
+    without waiting for its end. Blocks of real steps, unchanged and changed, alternate in random order; changes that
+    need a new process (environment variables, an allocator) get their own processes. No change stays. Ctrl-C keeps the
+    results so far, and the same command with the same --out continues.
     """
 
     target: str = option(
         REQUIRED, "A workload (see `stepscope workloads`), a script (train.py) or module:function.", argument=True
     )
     arguments: tuple[str, ...] = option(
-        (), "The script's own arguments; behind `--` all of them.", argument=True, stated=True
+        (), "The script's own arguments, after its name or after `--`.", argument=True, stated=True
     )
-    minutes: float = option(3.0, "How long it may take, minutes.", above=0, example="3")
+    minutes: float = option(
+        3.0, "Minutes to spend; each change gets one pair of blocks, even if that takes longer.", above=0, example="3"
+    )
     for_: str = option(
         "time",
         "What to improve: time or memory (energy is refused: blocks are too short for power sensors).",
@@ -38,11 +40,12 @@ class TuneRequest(Request):
         kind="goal",
     )
     only: tuple[str, ...] = option(
-        (), "Try these changes alone, by name or group: channels_last,threads.", stated=True, example="channels_last"
+        (), "Try only these changes, by name or group: channels_last,threads.", stated=True, example="channels_last"
     )  # fmt: skip
     not_: tuple[str, ...] = option((), "Do not try these changes: bf16,compile.", stated=True, example="bf16")
     what_if: Path | None = option(
-        None, "A recorded run of it, or last: delay each layer instead, and say what a perfect one would save."
+        None,
+        "A recorded run of the same training, or last: delay each layer instead, to see what a perfect one would save.",
     )
     batch: int | None = option(None, "Samples per step of a workload.", least=1, example="16")
     optimizer: str | None = option(None, "Optimizer of a workload. Default: its own.")

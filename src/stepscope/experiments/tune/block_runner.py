@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +21,18 @@ from stepscope.experiments.tune.changes import Change, all_changes, changes_appl
 from stepscope.experiments.tune.changes.loop import merge_loader_arguments
 from stepscope.experiments.tune.child import execute_command
 from stepscope.experiments.tune.delays import DELAY, delay_of
+from stepscope.experiments.tune.loop_protection import (
+    HeldInterrupts,
+    parts_of_step,
+    put_back,
+    refuse_unprotected,
+)
 from stepscope.experiments.tune.process import TrainingEnded
 from stepscope.experiments.tune.training import Observer, Targets, facts_of, observe_training
 from stepscope.experiments.tune.training_state import LoaderSampler, State
 from stepscope.record.kineto import start_window
+
+_HUNG_WORKER_S = 120.0  # without a batch, of worker processes that the loop does not have as it is
 
 
 @dataclass(frozen=True)
@@ -69,11 +78,8 @@ class BlockRunner:
 
     def facts(self) -> dict[str, Any]:
         """Return what says which changes apply, and how long a step takes, s."""
-        state = self._state()  # reading a weight that is computed may change a buffer, as that of a spectral norm
-        try:
+        with self._put_back():  # reading a weight that is computed may change a buffer, as that of a spectral norm
             facts = facts_of(self._targets, self._seen, self._size, self._divisible)
-        finally:
-            state.restore()
         facts |= {"step_s": self._step_s, "data_share": self._data_share}
         if not self._known:
             self.set_facts(facts)
@@ -92,44 +98,45 @@ class BlockRunner:
     def run_block(self, names: Sequence[str], warmup: int, steps: int) -> Block:
         """Make so many timed steps with the changes, after some that are not timed."""
         changes = self.find(names)
-        state = self._state() if self._restored else None
-        batches = self._batches_for(changes)
-        try:
-            with changes_applied(changes, self._targets):
-                for batch in itertools.islice(batches, warmup):
-                    self._step(batch)
-                return self._timed(batches, steps)
-        finally:
-            if state is not None:
-                state.restore()
+        with self._put_back(changes, self._restored):
+            batches = self._batches_for(changes)
+            for batch in itertools.islice(batches, warmup):
+                self._step(batch)
+            return self._timed(batches, steps)
 
     def measure_losses(self, names: Sequence[str], steps: int) -> list[float]:
         """Return the losses of steps on the fixed batches; the state is put back. Empty where the step returns none."""
-        state = self._state()
         losses: list[float] = []
-        try:
-            with changes_applied(self.find(names), self._targets):
-                for batch in itertools.islice(BatchCopies(self.fixed), steps):
-                    loss = _number_or_none(self._step(batch))
-                    if loss is None:
-                        return []
-                    losses.append(loss)
-        finally:
-            state.restore()
+        with self._put_back(self.find(names)):
+            for batch in itertools.islice(BatchCopies(self.fixed), steps):
+                loss = _number_or_none(self._step(batch))
+                if loss is None:
+                    return []
+                losses.append(loss)
         return losses
 
     def measure_memory(self, names: Sequence[str]) -> int | None:
         """Return the memory that a step adds at its peak to what was live at its start, B; null where unknown."""
-        state = self._state()
-        try:
-            with changes_applied(self.find(names), self._targets):
-                for _ in range(2):  # the second frees what the first has left: its size is known if it was watched
-                    batch = copy_of_batch(self.fixed[0])
-                    with watch_peak_memory() as peaks:
-                        self._step(batch)
-            return peaks[0] if peaks else None
-        finally:
-            state.restore()
+        with self._put_back(self.find(names)):
+            for _ in range(2):  # the second frees what the first has left: its size is known if it was watched
+                batch = copy_of_batch(self.fixed[0])
+                with watch_peak_memory() as peaks:
+                    self._step(batch)
+        return peaks[0] if peaks else None
+
+    @contextlib.contextmanager
+    def _put_back(
+        self, changes: Sequence[Change] = (), restored: bool = True, within: AbstractContextManager[Any] | None = None
+    ) -> Iterator[Any]:
+        """Make changes; at the end they are taken back, and the state with them, whenever Ctrl-C comes."""
+        with HeldInterrupts() as interrupts:
+            state = self._state() if restored else None
+            try:
+                with changes_applied(changes, self._targets), within or nullcontext() as entered, interrupts.released():
+                    yield entered
+            finally:
+                if state is not None:
+                    put_back(state)
 
     def _timed(self, batches: Iterator[Any], steps: int) -> Block:
         ends: list[int] = []
@@ -158,9 +165,7 @@ class BlockRunner:
 
     def _observe(self) -> Observer:
         """Two steps on the fixed batches, and a batch of the source: the state is put back."""
-        state = self._state()
-
-        def act() -> None:
+        with self._put_back(within=observe_training()) as observer:
             batches = self._batches_for(())
             next(batches)
             self._step(copy_of_batch(self.fixed[0]))
@@ -171,13 +176,9 @@ class BlockRunner:
             self._step(again)
             wait_for_accelerator()
             ended_ns = monotonic_ns()
-            self._step_s = (ended_ns - began_ns) / 1e9
-            self._data_share = (loaded_ns - began_ns) / (ended_ns - began_ns)
-
-        try:
-            return observe_training(act)
-        finally:
-            state.restore()
+        self._step_s = (ended_ns - began_ns) / 1e9
+        self._data_share = (loaded_ns - began_ns) / (ended_ns - began_ns)
+        return observer  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -270,6 +271,8 @@ def runner_for_loop(
     """Return the bench of a step of the user's; a data loader is read through iterators of its own."""
     from torch.utils.data import DataLoader
 
+    others = (*others, *parts_of_step(step))
+    refuse_unprotected(batches, targets, others)
     loader = batches if isinstance(batches, DataLoader) else None
     if loader is None:
         first_batches = _non_empty_batches(itertools.islice(batches, fixed))
@@ -382,4 +385,6 @@ def _loader_with(loader: Any, arguments: Mapping[str, Any]) -> Any:
     merged = merge_loader_arguments({**same, **batching}, arguments)
     if merged["num_workers"] and loader.multiprocessing_context is not None:
         merged["multiprocessing_context"] = loader.multiprocessing_context
+    if merged["num_workers"] and arguments and not merged.get("timeout"):
+        merged["timeout"] = _HUNG_WORKER_S  # one that waits for a lock of this process would have it wait for ever
     return DataLoader(loader.dataset, **merged)

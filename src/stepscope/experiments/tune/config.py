@@ -70,7 +70,8 @@ def write_config(path: Path, changes: Sequence[Change], facts: Mapping[str, Any]
         inside = [change.name for change in changes if not change.environment]
         if inside:
             raise UsageError(
-                f"an environment cannot hold {', '.join(inside)}", "write a .toml for stepscope run --with"
+                f"an environment cannot hold {', '.join(inside)}",
+                "write a .toml for stepscope run --with; with --out FOLDER the same command measures nothing twice",
             )
         lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     else:
@@ -206,14 +207,15 @@ def apply_to_workload(workload: Workload, config: Config) -> Workload:
 
     def step(training: Training, batch: Batch) -> Tensor:
         plain = replace(training, workload=workload)
+        loss: Tensor
         if targets:
-            loss: Tensor = make_step(plain, targets[0], batch)
+            loss = make_step(plain, targets[0], batch)
             return loss
-        losses: list[Tensor] = []
-        observer = observe_training(lambda: losses.append(plain.step(batch)))
+        with observe_training() as observer:
+            loss = plain.step(batch)
         targets.append(Targets((training.model,), training.optimizers, tuple(observer.called_modules.values())))
         _kept.enter_context(changes_applied(later, targets[0]))
-        return losses[0]
+        return loss
 
     return replace(workload, step=step)
 
@@ -254,9 +256,18 @@ def apply_changes_in_script(changes: Sequence[Change]) -> None:
     def failed(error: BaseException) -> None:
         sys.stderr.write(f"stepscope: the configuration could not be used: {type(error).__name__}: {error}\n")
 
-    routes: TorchHooks = TorchHooks(Boundary(failed), Waiting())
+    waiting = Waiting()
+    routes: TorchHooks = TorchHooks(Boundary(failed), waiting)
+
+    def tell_unmade() -> None:
+        if waiting.updates and not waiting.made:  # else this process trains nothing
+            names = ", ".join(change.name for change in later)
+            why = f"they are made after {_UPDATES} updates of an optimizer, of which there were {waiting.updates}"
+            sys.stderr.write(f"stepscope: the configuration was not used ({names}): {why}\n")
+
     if later:
         routes.install()
+        atexit.register(tell_unmade)
 
 
 def note_of(config: Config, path: str) -> dict[str, Any]:

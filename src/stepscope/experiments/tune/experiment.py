@@ -38,7 +38,7 @@ MOST_DRIFT = 0.05  # of the loss, in the same steps from the same state: more is
 NO_TIME = "no time was left for it"
 _CLEAR = 0.0075  # half the width of a CI, as a share, from which on no more pairs are made
 _HOPELESS = 1.1  # slower in each of the first pairs
-_SURE = 0.99  # confidence at which a change is given up early: it is looked at more than once
+SURE = 0.99  # confidence of what a change surely does: it is looked at more than once
 _LIVE, _START, _COMBINED, _LATE = 0.4, 0.68, 0.8, 0.93  # shares of the time at which a phase ends
 _COUPLES, _COUPLE_PAIRS, _FINAL_PAIRS = 3, 4, 5
 _LOSSES = 16  # steps in which losses are compared
@@ -50,7 +50,8 @@ _TRIMMED = 0.2  # of the steps of a block, on each side: what preempts one is no
 _DOMINATES = 0.75  # a ratio below which what else would help could not be seen beside it
 _LOADING = 0.15  # share of a step that the data takes, from which on its loader is tried first
 _MOSTLY_LOADING = 0.5  # the same, from which on nothing else is tried while there is a loader to try
-_ANSWER_S = 900.0
+_ANSWER_S = 900.0  # at most, for an answer: of a training that nobody knows yet, and where something is compiled
+_LEAST_ANSWER_S, _SLOWEST = 60.0, 20  # else: times what it takes as it is, beside the length of the experiment
 _SAME = ("device", "gpu", "threads", "parameters", "conv2d", "blocks", "batch", "optimizers", "autocast")  # facts
 
 
@@ -73,6 +74,7 @@ class Tuning:
         self._trainings: list[TunableTraining] = []
         self._warm: set[tuple[int, tuple[str, ...]]] = set()
         self._altered: set[int] = set()  # processes in which changes were made
+        self._compiled: set[int] = set()  # processes that begin with compiling
         self._couple = int(_non_negative_number(progress.get("couples")))
         self.facts: dict[str, Any] = {}
         self.known: dict[str, Change] = {}
@@ -152,7 +154,7 @@ class Tuning:
             sure = [arm for arm in single if not arm.of_process or arm.couples > 1]  # one peak may be lower by chance
             helps = [arm for arm in sure if saving(arm) > LEAST_GAIN]
             return sorted(helps, key=saved_bytes, reverse=True)  # those of a step and of the process alike
-        helps = [arm for arm in single if arm.interval(_SURE)[2] < 1 and arm.interval()[0] < 1 - LEAST_GAIN]
+        helps = [arm for arm in single if arm.interval(SURE)[2] < 1 and arm.interval()[0] < 1 - LEAST_GAIN]
         return sorted(helps, key=lambda arm: arm.interval()[0])
 
     def is_loss_steady(self, arm: Arm) -> bool:
@@ -166,7 +168,7 @@ class Tuning:
         self._desk.tell("the training as it is", self.used)
         began_ns = monotonic_ns()
         training = self._start_training(())
-        facts = training.ask(_ANSWER_S, do="facts")
+        facts = self._ask(training, do="facts")
         self._refuse_another(facts)
         self.facts = facts
         self.known = all_changes(self.facts)
@@ -174,10 +176,10 @@ class Tuning:
         chosen = select_changes(self.known.values(), rules.goal, rules.only, rules.without)
         self.step_s = self.facts["step_s"]
         self._fresh_losses = self._losses_with(training, ())
-        first = training.ask(_ANSWER_S, do="block", changes=[], warmup=1, steps=2)
+        first = self._ask(training, do="block", changes=[], warmup=1, steps=2)
         self._opening_s = (monotonic_ns() - began_ns) / 1e9
         self.step_s = min(first["seconds"])
-        self._fresh_peak = training.ask(_ANSWER_S, do="peak")["process_bytes"]
+        self._fresh_peak = self._ask(training, do="peak")["process_bytes"]
         for change in chosen:
             at_start = (change.name,) if change.at_start and not (change.loader and not self._apart) else ()
             arm = Arm(change.name, (change.name,), at_start, reason=change.refused or NO_TIME)
@@ -209,15 +211,27 @@ class Tuning:
         self._trainings.append(training)
         if changes:
             self._altered.add(id(training))
+        if any(change.group == "compile" for change in changes):
+            self._compiled.add(id(training))
         if self.facts and self._apart:
-            training.ask(_ANSWER_S, do="use", facts=self.facts)
+            self._ask(training, do="use", facts=self.facts)
         return training
 
     def _close(self, training: TunableTraining) -> None:
         self._trainings.remove(training)
         self._warm = {key for key in self._warm if key[0] != id(training)}  # another may have its number
         self._altered.discard(id(training))
+        self._compiled.discard(id(training))
         training.close()
+
+    def _ask(self, training: TunableTraining, **command: Any) -> dict[str, Any]:
+        """Return the answer of a training; a change may have made it wait for ever."""
+        limit_s = _ANSWER_S
+        if self._opening_s and not self.facts.get("compiled") and id(training) not in self._compiled:
+            steps = command.get("warmup", 0) + command.get("steps", 2)
+            slow_s = _SLOWEST * (self._opening_s + steps * self.step_s)
+            limit_s = min(limit_s, max(_LEAST_ANSWER_S, self.rules.seconds) + slow_s)
+        return training.ask(limit_s, **command)
 
     # changes within a process
 
@@ -278,7 +292,7 @@ class Tuning:
             return
         self._altered.add(id(training))
         sides = [names for _ in range(looks) for names in ((), arm.in_process_changes)]
-        sizes = [training.ask(_ANSWER_S, do="memory", changes=names)["bytes"] for names in sides]
+        sizes = [self._ask(training, do="memory", changes=names)["bytes"] for names in sides]
         if None not in sizes:
             arm.as_is_bytes, arm.memory_bytes = min(sizes[::2]), max(sizes[1::2])
 
@@ -286,7 +300,7 @@ class Tuning:
         if not self.facts.get("losses_known", True):
             return []
         steps = max(2, min(_LOSSES, int(2.0 / max(self.step_s, 1e-6))))
-        losses: list[float] = training.ask(_ANSWER_S, do="losses", changes=list(names), steps=steps)["losses"]
+        losses: list[float] = self._ask(training, do="losses", changes=list(names), steps=steps)["losses"]
         return losses
 
     @staticmethod
@@ -340,7 +354,7 @@ class Tuning:
             warmup, steps = max(warmup, ahead + 2), max(steps, min(_MOST_STEPS, _BY_AHEAD * ahead))
         if names:
             self._altered.add(id(training))
-        answer = training.ask(_ANSWER_S, do="block", changes=list(names), warmup=warmup, steps=steps)
+        answer = self._ask(training, do="block", changes=list(names), warmup=warmup, steps=steps)
         if not answer["seconds"]:
             raise TrainingEnded("the training ended before the block did")
         if why := answer.get("began_again_since"):
@@ -369,9 +383,8 @@ class Tuning:
             arm.over = True
         elif count >= LEAST_PAIRS:
             ratio, low, high = arm.interval()
-            useless = ratio_interval(logs, _SURE)[1] > 1 - LEAST_GAIN
-            slower = low > 1
-            arm.over = useless or slower or (high - low) / 2 < _CLEAR * ratio or count >= MOST_PAIRS
+            useless = ratio_interval(logs, SURE)[1] > 1 - LEAST_GAIN
+            arm.over = useless or (high - low) / 2 < _CLEAR * ratio or count >= MOST_PAIRS
 
     # changes that a process begins with
 
@@ -421,12 +434,12 @@ class Tuning:
             measured = 0
             while measured < pairs:
                 measured += self._pair(training, other, arm, base)
-            ended = other.ask(_ANSWER_S, do="peak")
+            ended = self._ask(other, do="peak")
             if "compile" in arm.changes and ended.get("prepared_s") is not None:
-                arm.compile_s = max(0.0, ended["prepared_s"] - training.ask(_ANSWER_S, do="peak")["prepared_s"])
+                arm.compile_s = max(0.0, ended["prepared_s"] - self._ask(training, do="peak")["prepared_s"])
             as_is = self._fresh_peak
             if id(training) not in self._altered:  # after as many steps as the other
-                as_is = training.ask(_ANSWER_S, do="peak")["process_bytes"]
+                as_is = self._ask(training, do="peak")["process_bytes"]
             arm.add_process_peak(ended["process_bytes"], as_is)
         finally:
             self._close(other)

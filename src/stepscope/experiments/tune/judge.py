@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.experiments.tune.changes import Change
-from stepscope.experiments.tune.experiment import LEAST_GAIN, MOST_DRIFT, MOST_PAIRS, NO_TIME, Tuning
+from stepscope.experiments.tune.experiment import LEAST_GAIN, MOST_DRIFT, MOST_PAIRS, NO_TIME, SURE, Tuning
 from stepscope.experiments.tune.pair_statistics import AS_IS, COUPLES_DIFFER, FINAL, Arm, saving, tie_groups
 from stepscope.units import number, plural
 
@@ -158,7 +158,7 @@ def _verdict(arm: Arm, goal: str) -> str:
     if goal == "memory" and arm.memory_bytes:
         return _LIKELY if saving(arm) > LEAST_GAIN else "saves no memory"
     ratio, low, high = arm.interval()
-    if low > 1:
+    if arm.interval(SURE)[1] > 1:
         return "slower"
     if high < 1 and ratio < 1 - LEAST_GAIN:
         return _LIKELY
@@ -204,12 +204,12 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
     as_is = _median(arm.as_is_s)
     assert gain is not None
     assert as_is is not None
-    step = f"{number(1e3 * as_is * (1 - gain / 100))} ms a step instead of {number(1e3 * as_is)}"
+    step = f"{number(1e3 * as_is * (1 - gain / 100))} ms per step instead of {number(1e3 * as_is)} ms"
     ends = (low, high) if gain >= 0 else (-(high or 0.0), -(low or 0.0))
     bounds = "" if low is None or high is None else f" [{ends[0]:.1f}, {ends[1]:.1f}]"
     less = "less" if gain >= 0 else "more"
     text = f"{best.name}: {step}, {abs(gain):.1f} %{bounds} {less} time"
-    anew = "measured anew at the end"
+    anew = "measured again at the end"
     if tuning.rules.goal == "memory" and best.memory_bytes and best.as_is_bytes:
         peak = checked if checked and best.of_process and checked.memory_bytes else best
         saved = 100 * saving(peak)
@@ -246,7 +246,7 @@ _LEAVE = "leave the training as it is"
 
 def _untried_for_time_text(tuning: Tuning) -> str:
     waiting = [arm.name for arm in tuning.arms.values() if arm.status == "not tried" and arm.reason == NO_TIME]
-    return f" Not tried, for no time was left: {', '.join(waiting)}." if waiting else ""
+    return f" No time was left to try {', '.join(waiting)}." if waiting else ""
 
 
 def _notes(tuning: Tuning) -> list[str]:

@@ -178,9 +178,12 @@ class _Loop:
 
     def _answer_commands(self) -> None:
         """Answer until a block is to be made."""
+        from stepscope.experiments.tune.loop_protection import allow_compilations
+
         assert self._targets is not None
         assert self._seen is not None
         targets, observer = self._targets, self._seen
+        allow_compilations()
         targets.called = targets.models = tuple(observer.called_modules.values())
         targets.optimizers = tuple(observer.optimizers.values())
         if self._steps == _WARMUP:

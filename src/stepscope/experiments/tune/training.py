@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -99,16 +100,16 @@ class Observer:
     def optimizer_scope(self, optimizer: Any) -> None: ...
 
 
-def observe_training(action: Any) -> Observer:
-    """Run the action and return what was observed of a training meanwhile; exceptions pass through."""
+@contextlib.contextmanager
+def observe_training() -> Iterator[Observer]:
+    """Yield what is observed of a training meanwhile."""
     observer = Observer()
     routes = TorchHooks(Boundary(lambda _: None), observer)
     routes.install()
     try:
-        action()
+        yield observer
     finally:
         routes.remove()
-    return observer
 
 
 def facts_of(targets: Targets, observer: Observer, batch: int | None = None, divisible: bool = False) -> dict[str, Any]:
@@ -124,10 +125,7 @@ def facts_of(targets: Targets, observer: Observer, batch: int | None = None, div
     telling = [w for w in weights if w.shape[1] > 1 and (w.shape[2] > 1 or w.shape[3] > 1)]
     parameters = [parameter for model in targets.models for parameter in model.parameters()]
     device = parameters[0].device if parameters else torch.device("cpu")
-    if device.type not in TIMED:
-        raise UsageError(
-            f"the training runs on {device.type}, whose steps tune cannot time", f"run it on {' or '.join(TIMED)}"
-        )
+    refuse_untimed_device(device)
     return {
         **machine_facts(),
         "device": device.type,
@@ -148,6 +146,14 @@ def facts_of(targets: Targets, observer: Observer, batch: int | None = None, div
         "divisible": divisible,
         "parameters": sum(parameter.numel() for parameter in parameters),
     }
+
+
+def refuse_untimed_device(device: torch.device) -> None:
+    """Raise UsageError for a device whose work nobody waits for at the end of a block."""
+    if device.type not in TIMED:
+        raise UsageError(
+            f"the training runs on {device.type}, whose steps tune cannot time", f"run it on {' or '.join(TIMED)}"
+        )
 
 
 def _matmul_precision() -> str:

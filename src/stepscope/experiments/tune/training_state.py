@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler
 
 from stepscope.errors import UsageError
@@ -26,6 +27,7 @@ _OF_OPTIMIZERS = frozenset(("state", "param_groups", "defaults")) | {
 }
 _OF_SAMPLERS = frozenset(("data_source", "dataset"))
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_DEEP = 4  # containers within containers that were named
 
 
 @dataclass
@@ -74,12 +76,11 @@ class State:
             self.save_value(model)
         for optimizer in targets.optimizers:
             if not self.save_value(optimizer):  # a wrapper that is none of torch's
-                self._parts[id(optimizer)] = _WithStateDict(optimizer)
+                self._keep_part(optimizer, _WithStateDict)
         for other in others:
-            if isinstance(other, dict):
-                self._keep_part(other, _SavedContainer)
-            elif isinstance(other, _PLAIN) or not self.save_value(other):
-                self._parts[id(other)] = _WithStateDict(other)
+            if isinstance(other, _PLAIN):  # of which the step has another
+                _WithStateDict(other, self)
+            self._save_other(other)
         self._random = RandomNumbers()
 
     @property
@@ -121,6 +122,18 @@ class State:
             return isinstance(value, _PLAIN)
         return True
 
+    def _save_other(self, other: Any, depth: int = 0) -> None:
+        """Save what was named, and what is in it: in lists and dictionaries what nobody can put back stays as it is."""
+        if isinstance(other, tuple):
+            for inner in other:
+                self._save_other(inner, depth)
+        elif isinstance(other, (dict, list)):
+            self._keep_part(other, _SavedContainer)
+            for inner in (other.values() if isinstance(other, dict) else other) if depth < _DEEP else ():
+                self._save_other(inner, depth + 1)
+        elif not self.save_value(other) and (depth == 0 or _has_state_dict(other)):
+            self._keep_part(other, _WithStateDict)
+
     def _keep_part(self, value: Any, kind: Callable[[Any, State], _Restorable]) -> None:
         if id(value) not in self._parts:
             self._parts[id(value)] = None  # it may hold itself
@@ -161,6 +174,8 @@ def _saver_class(value: Any) -> Callable[[Any, State], _Restorable] | None:
         return _SavedOptimizer
     if isinstance(value, Sampler):
         return _SavedSampler
+    if isinstance(value, (LRScheduler, torch.amp.GradScaler)):
+        return _WithStateDict
     if type(value) in _CONTAINERS:
         return _SavedContainer
     if isinstance(value, (random.Random, torch.Generator)) and not isinstance(value, random.SystemRandom):
@@ -169,6 +184,10 @@ def _saver_class(value: Any) -> Callable[[Any, State], _Restorable] | None:
     if numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
         return _SavedGenerator
     return _SavedArray if numpy is not None and isinstance(value, numpy.ndarray) else None
+
+
+def _has_state_dict(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 class _SavedContainer:
@@ -317,9 +336,9 @@ class _SavedOptimizer:
 class _WithStateDict:
     """Any other object of the training that a step changes, and that can tell and take its state."""
 
-    def __init__(self, other: Any) -> None:
+    def __init__(self, other: Any, state: State) -> None:
         self._other = other
-        has_state_dict = hasattr(other, "state_dict") and hasattr(other, "load_state_dict")
+        has_state_dict = _has_state_dict(other)
         self._content = copy.deepcopy(other.state_dict()) if has_state_dict else None
         self._stages = self._copy_of_stages()
         idle = not getattr(other, "is_enabled", lambda: True)()  # a gradient scaler that does nothing

@@ -1,7 +1,7 @@
 """The changes that `stepscope tune` tries: a file a place where one is made, and this folder is their registry.
 
 A file has a function `changes(facts)` which yields its changes, with the reason where one does not apply
-to this training on this machine. `facts` is plain data of the training and the machine (`subject.facts_of`), so that
+to this training on this machine. `facts` is plain data of the training and the machine (`training.facts_of`), so that
 what applies is known without torch. A change that is made while a training goes on has a `switch`, which makes it and
 takes it back; one that a process must begin with has an environment, a switch at its start, or both.
 """

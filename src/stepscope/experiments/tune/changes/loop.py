@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepscope.experiments.tune.changes import Change, Facts, Switch
+from stepscope.units import plural
 
 if TYPE_CHECKING:
     from stepscope.experiments.tune.training import Targets
@@ -28,19 +29,19 @@ def _loading_changes(facts: Facts) -> Iterator[Change]:
     now = int(loader["workers"]) if loader else 0
     for count in (1, 2, 4):
         arguments = {"num_workers": count, "persistent_workers": True}
-        refused = none or ("the loader has so many workers already" if count == now else "")
+        refused = none or ("the loader already has as many workers" if count == now else "")
         if not refused and loader.get("stream"):
             refused = "of an iterable data set each worker would yield all samples, unless it divides them itself"
         if not refused and count > max(2, int(facts["cores"])):
             refused = f"{facts['cores']} cores"
         yield _make_loader_change(
-            f"workers={count}", f"{count} worker{'s' * (count != 1)} load ahead", arguments, refused
+            f"workers={count}", f"{plural(count, 'worker')} prefetching batches", arguments, refused
         )
     refused = none or ("" if now else "the loader has no worker processes")
     yield _make_loader_change(
-        "prefetch=4", "4 batches ahead by each worker", {"prefetch_factor": 4}, refused, "prefetch"
+        "prefetch=4", "4 batches prefetched by each worker", {"prefetch_factor": 4}, refused, "prefetch"
     )
-    pinned = none or ("" if facts["device"] == "cuda" else "of a CUDA device alone")
+    pinned = none or ("" if facts["device"] == "cuda" else "on a CUDA device only")
     yield _make_loader_change(
         "pinned-memory", "batches in pinned memory", {"pin_memory": True}, pinned, "pinned memory"
     )
@@ -113,10 +114,10 @@ def _update_changes(facts: Facts) -> Iterator[Change]:
         elif any(kind not in able for kind in kinds):
             refused = f"{', '.join(kind for kind in kinds if kind not in able)} has no such update"
         elif all(optimizer[name] for optimizer in facts["optimizers"]):
-            refused = "the optimizer updates so already"
+            refused = "the optimizer already does"
         code = f"torch.optim.{kinds[0] if kinds else 'SGD'}(..., {name}=True)"
         yield Change(name, f"{name} optimizer", "optimizer", code, _RISK, _optimizer_flag_switch(name), refused=refused)
-    refusal = "" if facts["zeroes_gradients"] else "the training does not keep its gradients"
+    refusal = "" if facts["zeroes_gradients"] else "the training does not fill its gradients with zeros"
     yield Change(
         "drop-gradients", "zero_grad drops gradients instead of writing zeros", "zero_grad",
         "optimizer.zero_grad(set_to_none=True)", "a parameter without a gradient is not updated",

@@ -23,12 +23,12 @@ def _layout_changes(facts: Facts) -> Iterator[Change]:
     if not facts["conv2d"]:
         refused = "no convolution over pictures"
     elif facts["channels_last"]:
-        refused = "the weights are laid out so already"
+        refused = "the weights already have this layout"
     code = "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)"
     risk = "other kernels of the convolutions: the last digits of the loss"
     switch = functools.partial(apply_memory_format, form="channels_last")
     yield Change("channels_last", "channels_last memory format", "layout", code, risk, switch, refused=refused)
-    reason = "" if facts["channels_last"] else "the weights are laid out so already"
+    reason = "" if facts["channels_last"] else "the weights already have this layout"
     code = "model = model.to(memory_format=torch.contiguous_format)\nx = x.contiguous()"
     switch = functools.partial(apply_memory_format, form="contiguous_format")
     name = "contiguous memory format instead of channels_last"
@@ -47,6 +47,8 @@ def apply_memory_format(targets: Targets, form: str) -> Iterator[None]:
     moved: list[tuple[torch.Tensor, torch.Tensor]] = []
     for tensor in _tensors_of_four_dims(targets):
         memory = tensor.data
+        if any(stride == 0 < size - 1 for size, stride in zip(memory.shape, memory.stride(), strict=True)):
+            continue  # one that `expand` shows, into which nothing can be written back
         changed = memory.to(memory_format=layout)  # what torch's own `Module.to` does
         if changed.data_ptr() != memory.data_ptr() or changed.stride() != memory.stride():
             tensor.data = changed
@@ -102,7 +104,7 @@ def _precision_changes(facts: Facts) -> Iterator[Change]:
         "products are rounded: compare the loss of a whole training before you keep it", _matmul_precision(lower),
         refused=least, lossy=True,
     )  # fmt: skip
-    reason = "of the CPU alone" if device != "cpu" else "they are flushed already" if facts["flushes_denormals"] else ""
+    reason = "on the CPU only" if device != "cpu" else "they are flushed already" if facts["flushes_denormals"] else ""
     yield Change(
         "flush-denormals", "denormal numbers become zero", "denormals", "torch.set_flush_denormal(True)",
         "numbers below 1e-38 become zero", _flush_denormals, refused=reason,
@@ -163,11 +165,17 @@ def _matmul_precision(precision: str) -> Switch:
         import torch
 
         before = torch.get_float32_matmul_precision()
+        owners: list[Any] = [
+            getattr(backend, "matmul", None) for backend in (torch.backends.cuda, torch.backends.mkldnn)
+        ]
+        own = [(owner, owner.fp32_precision) for owner in owners if hasattr(owner, "fp32_precision")]
         torch.set_float32_matmul_precision(precision)
         try:
             yield
         finally:
             torch.set_float32_matmul_precision(before)
+            for owner, value in own:  # which the line before sets too, where it was left to a more general setting
+                owner.fp32_precision = value
 
     return switch
 

@@ -40,9 +40,9 @@ def _allocation_changes(facts: Facts) -> Iterator[Change]:
     yield _make_environment_change(
         "jemalloc", "jemalloc instead of glibc's malloc", _preload_variable(library, now), reason
     )
-    cuda = "" if facts["device"] == "cuda" else "of a CUDA device alone"
+    cuda = "" if facts["device"] == "cuda" else "on a CUDA device only"
     yield _make_environment_change(
-        "expandable-segments", "segments of CUDA memory that grow",
+        "expandable-segments", "expandable segments of CUDA memory",
         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, cuda, "CUDA allocator",
     )  # fmt: skip
 
@@ -98,7 +98,7 @@ def _instruction_changes(facts: Facts) -> Iterator[Change]:
     environment = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
     refused = "" if str(facts["cpu_capability"]).startswith("AVX512") else "the processor has no AVX-512"
     if facts["device"] != "cpu":
-        refused = "of the CPU alone"
+        refused = "on the CPU only"
     elif facts["environment"].get("ONEDNN_MAX_CPU_ISA"):
         refused = "the environment caps them already"
     yield Change(

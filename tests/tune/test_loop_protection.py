@@ -1,0 +1,337 @@
+"""A loop that is tuned goes on as before also where its user names less than it changes, interrupts it, or compiles."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+import stepscope
+import stepscope.api.tune as tune_module
+from stepscope.errors import UsageError
+from stepscope.experiments.tune import block_runner
+from stepscope.experiments.tune.block_runner import LocalTraining, runner_for_loop
+from stepscope.experiments.tune.changes import all_changes, changes_applied
+from stepscope.experiments.tune.loop_protection import HeldInterrupts, NotPutBack, parts_of_step, recompiled_after
+from stepscope.experiments.tune.process import TrainingEnded
+from stepscope.experiments.tune.training import Targets
+from stepscope.experiments.tune.training_state import State
+
+Step = Callable[[torch.Tensor], torch.Tensor]
+BATCH = torch.ones(2, 4)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _loop(model: nn.Module | None = None) -> tuple[nn.Module, torch.optim.Optimizer, Step]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1) if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss  # type: ignore[no-any-return]
+
+    return model, optimizer, step
+
+
+class Trainer:
+    """As people write it: the step is a method, and what it changes are attributes, in lists too."""
+
+    def __init__(self) -> None:
+        self.model, self.optimizer, self.inner_step = _loop()
+        self.schedulers = [torch.optim.lr_scheduler.StepLR(self.optimizer, 1)]
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        self.draws: dict[str, Any] = {"noise": torch.Generator().manual_seed(1), "numpy": np.random.default_rng(2)}
+        self.itself = self
+
+    def step(self, batch: torch.Tensor) -> torch.Tensor:
+        loss = self.inner_step(batch + torch.rand(1, generator=self.draws["noise"]) + self.draws["numpy"].random())
+        self.schedulers[0].step()
+        self.average.update_parameters(self.model)
+        return loss
+
+
+def test_a_scheduler_an_average_and_a_generator_that_nobody_named_are_put_back() -> None:
+    trainer = Trainer()
+    for step in (trainer.step, functools.partial(Trainer.step, trainer), lambda batch: trainer.step(batch)):
+        targets = Targets((trainer.model,), (trainer.optimizer,))
+        before = copy.deepcopy([trainer.schedulers[0].state_dict(), dict(trainer.average.state_dict())])
+        drawn = trainer.draws["noise"].get_state(), trainer.draws["numpy"].bit_generator.state
+        runner_for_loop(step, [BATCH], targets, (), 1).run_block(["foreach"], 1, 2)
+        scheduled, averaged = before
+        assert trainer.schedulers[0].state_dict() == scheduled
+        assert all(torch.equal(averaged[name], tensor) for name, tensor in trainer.average.state_dict().items())
+        assert torch.equal(trainer.draws["noise"].get_state(), drawn[0])
+        assert trainer.draws["numpy"].bit_generator.state == drawn[1]
+
+
+_scheduler: torch.optim.lr_scheduler.LRScheduler
+
+
+def _helper() -> None:
+    _scheduler.step()
+
+
+def test_what_a_function_of_the_users_reaches_in_its_turn_is_a_part_and_what_a_library_holds_is_none() -> None:
+    global _scheduler
+    _, optimizer, _ = _loop()
+    _scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    def step(batch: torch.Tensor) -> None:
+        torch.nn.functional.relu(batch)
+
+        def inner() -> None:
+            _helper()
+
+        inner()
+
+    class Proxy:
+        """As those of web frameworks, which stand for nothing outside of a request."""
+
+        @property
+        def __class__(self) -> Any:
+            raise RuntimeError
+
+        @__class__.setter
+        def __class__(self, value: Any) -> None: ...
+
+    step.__defaults__ = (Proxy(), _scheduler)
+    assert parts_of_step(step) == (_scheduler,)
+    assert parts_of_step(torch.nn.functional.relu) == ()
+    assert parts_of_step(print) == ()
+
+
+def test_parts_within_lists_dictionaries_and_tuples_of_the_others_are_put_back() -> None:
+    class Count:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.count = state["count"]
+
+    _, optimizer, _ = _loop()
+    scheduler, counts = torch.optim.lr_scheduler.StepLR(optimizer, 1), [Count() for _ in range(3)]
+    itself: list[Any] = [counts[0], object()]
+    itself.append(itself)
+    state = State(Targets((), (optimizer,)), (itself, {"count": counts[1], "epoch": 0}, (counts[2], [scheduler], 3)))
+    optimizer.step()
+    scheduler.step()
+    for count in counts:
+        count.count += 1
+    state.restore()
+    assert [count.count for count in counts] == [0, 0, 0]
+    assert scheduler.last_epoch == 0
+    with pytest.raises(UsageError, match="'object' cannot be put back"):
+        State(Targets((), ()), ((object(),),))
+
+
+def test_a_single_other_needs_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, step = _loop()
+    scheduler, counts = torch.optim.lr_scheduler.StepLR(optimizer, 1), {"steps": 0}
+    named: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(tune_module, "_tune_step", lambda *arguments: named.append(arguments[3]))
+    for others in (scheduler, counts, [scheduler, counts], ()):
+        stepscope.tune(step, [BATCH], model=model, optimizer=optimizer, others=others)
+    assert named == [(scheduler,), (counts,), (scheduler, counts), ()]
+
+
+def test_ctrl_c_while_a_block_is_put_back_waits_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, step = _loop()
+    bench = runner_for_loop(step, [BATCH], Targets((model,), (optimizer,)), (), 1)
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    plain = State.restore
+    whole: list[bool] = []
+
+    def restore(state: State) -> None:
+        signal.raise_signal(signal.SIGINT)
+        plain(state)
+        whole.append(True)
+
+    monkeypatch.setattr(State, "restore", restore)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run_block(["foreach"], 1, 2)
+    assert whole == [True]
+    assert all(torch.equal(old, new) for old, new in zip(weights, model.parameters(), strict=True))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_within_a_step_is_the_trainings_own_and_a_handler_that_a_step_sets_stays() -> None:
+    model, optimizer, step = _loop()
+    heard: list[int] = []
+
+    def own(number: int, frame: object) -> None:
+        heard.append(number)
+
+    def interrupted(batch: torch.Tensor) -> torch.Tensor:
+        loss = step(batch)
+        signal.signal(signal.SIGINT, own)
+        signal.raise_signal(signal.SIGINT)
+        return loss
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        runner_for_loop(interrupted, [BATCH], Targets((model,), (optimizer,)), (), 1)
+        assert signal.getsignal(signal.SIGINT) is own
+        assert heard == [signal.SIGINT] * 2
+        with HeldInterrupts() as interrupts:
+            signal.raise_signal(signal.SIGINT)
+            assert len(heard) == 2
+            with interrupts.released():
+                assert len(heard) == 3
+        assert len(heard) == 3
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_in_another_thread_nothing_is_held_and_a_loop_is_tuned_all_the_same() -> None:
+    model, optimizer, step = _loop()
+    lengths: list[int] = []
+
+    def tune() -> None:
+        bench = runner_for_loop(step, [BATCH], Targets((model,), (optimizer,)), (), 1)
+        lengths.append(len(bench.run_block([], 1, 2).seconds))
+
+    thread = threading.Thread(target=tune)
+    thread.start()
+    thread.join()
+    assert lengths == [2]
+
+
+def test_what_is_compiled_is_compiled_for_each_change_and_for_the_training_again_afterwards() -> None:
+    compilations: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compilations.append(inputs)
+        return graph.forward
+
+    def compiled(action: Callable[[], object]) -> int:
+        before = len(compilations)
+        action()
+        return len(compilations) - before
+
+    model: Any = torch.compile(nn.Linear(4, 1), backend=backend)
+    _, optimizer, step = _loop(model)
+    config = torch._dynamo.config
+    with config.patch(recompile_limit=2):
+        assert compiled(lambda: step(BATCH)) == 1
+        with recompiled_after():
+            bench = runner_for_loop(step, [BATCH], Targets((model,), (optimizer,)), (), 1)
+            bench.set_facts({**bench.facts(), "cores": 16})
+            for names in (["threads=2"], ["threads=4"], ["bf16"], ["bf16", "threads=2"]):
+                assert compiled(functools.partial(bench.run_block, names, 0, 1)) == 1
+        assert config.recompile_limit == 2
+        assert compiled(lambda: step(BATCH)) == 1
+        assert compiled(lambda: step(torch.ones(7, 4))) == 1, "torch runs it as it is written"
+        assert compiled(lambda: step(BATCH)) == 0
+
+
+def test_a_loop_that_could_not_go_on_is_refused_before_a_step_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(batch: torch.Tensor) -> None:
+        raise AssertionError
+
+    def tune(batches: Any, model: nn.Module) -> None:
+        stepscope.tune(step, batches, model=model, optimizer=torch.optim.SGD([nn.Parameter(BATCH)], 0.1))
+
+    batches = iter([BATCH, BATCH])
+    with pytest.raises(UsageError, match="an iterator gives each batch once") as refused:
+        tune(batches, nn.Linear(4, 1))
+    assert "list(itertools.islice(loader, 8))" in str(refused.value.hint)
+    assert len(list(batches)) == 2
+    lazy = nn.Sequential(nn.ReLU(), nn.LazyLinear(1))
+    with pytest.raises(UsageError, match="the layer '1' has no weights yet"):
+        tune([BATCH], lazy)
+    assert isinstance(lazy[1], nn.LazyLinear)
+    with pytest.raises(UsageError, match="runs on meta, whose steps tune cannot time"):
+        tune([BATCH], nn.Linear(4, 1, device="meta"))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(UsageError, match="2 processes train together"):
+        tune([BATCH], nn.Linear(4, 1))
+
+
+def test_the_precision_of_each_backend_is_what_it_was_before_products_were_rounded() -> None:
+    backends = [backend.matmul for backend in (torch.backends.cuda, torch.backends.mkldnn)]
+
+    def precisions() -> list[str]:
+        return [torch.get_float32_matmul_precision(), *(backend.fp32_precision for backend in backends)]
+
+    before = precisions()
+    with changes_applied([all_changes({})["matmul=medium"]], Targets((), ())):
+        assert precisions() != before
+    assert precisions() == before
+
+
+def test_a_picture_that_shows_a_number_several_times_is_no_reason_against_channels_last() -> None:
+    model = nn.Conv2d(3, 4, 3)
+    model.register_buffer("mask", torch.ones(1, 1, 4, 1).expand(2, 3, 4, 4))
+    with changes_applied([all_changes({})["channels_last"]], Targets((model,), (), (model,))):
+        assert model.weight.is_contiguous(memory_format=torch.channels_last)
+    assert model.weight.is_contiguous()
+    assert model.get_buffer("mask").stride() == (0, 0, 1, 0)
+
+
+def test_a_part_that_cannot_be_put_back_after_a_change_is_no_result_of_it_but_told() -> None:
+    class Sometimes:
+        fails = False
+
+        def state_dict(self) -> dict[str, int]:
+            return {"count": 1}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            if self.fails:
+                raise ValueError("not today")
+
+    model, optimizer, step = _loop()
+    other = Sometimes()
+    place = LocalTraining(runner_for_loop(step, [BATCH], Targets((model,), (optimizer,)), (other,), 1))
+    place.ask(9, do="facts")
+    other.fails = True
+    with pytest.raises(NotPutBack, match="the training is not as it was before tune: ValueError: not today"):
+        place.ask(9, do="block", changes=["foreach"], warmup=0, steps=1)
+    assert not issubclass(NotPutBack, (TrainingEnded, UsageError))  # with which the others would go on
+
+
+class Hanging(Dataset[torch.Tensor]):
+    """As one whose worker processes wait for a lock that this process held when they were forked."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        if get_worker_info() is not None:
+            time.sleep(1e6)
+        return torch.ones(4)
+
+
+def test_worker_processes_that_wait_for_ever_are_a_result_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_runner, "_HUNG_WORKER_S", 0.2)
+    model, optimizer, step = _loop()
+    loader = DataLoader(Hanging(), batch_size=2)
+    place = LocalTraining(runner_for_loop(step, loader, Targets((model,), (optimizer,)), (), 1))
+    place.ask(9, do="facts")
+    with pytest.raises(TrainingEnded, match="DataLoader timed out"):
+        place.ask(9, do="block", changes=["workers=1"], warmup=0, steps=1)
+    assert len(place.ask(9, do="block", changes=["foreach"], warmup=0, steps=1)["seconds"]) == 1
