@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.packing import _CHANNELS, _CHILD, _described, _ops, _rows
 from stepscope.analysis.energy.power_sources import power_sources
 from stepscope.part_names import rows_file_name
-from stepscope.record.sampler.loop import part_bytes
+from stepscope.record.sampler.rows import part_bytes
 from stepscope.runfolder import RunReader, RunWriter, disk_limit, part_of, sample_dtype
 
 _STEP_NS = 100_000_000

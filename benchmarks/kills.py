@@ -228,7 +228,7 @@ def sample(folder: Path, say: Say) -> None:
         last[0] = next(walls, last[0])
         return last[0]
 
-    loop._wall_ns = wall
+    vars(loop)["unix_minus_monotonic_ns"] = wall
     found = {name: counting_sensor(name) for name in ("a", "b")}
     opener = loop.StreamOpener(run, Path("/"), target, events, 100_000)
     opener._sensors = {name: Counting(name) for name in found}

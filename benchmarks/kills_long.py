@@ -224,7 +224,7 @@ def sample_in_parts(folder: Path, say: Say) -> None:
     """The sampler's own loop, which goes on to the next part again and again, and the packing process."""
     from benchmarks.kills import FULL_TO_THE_END, counting_sensor
     from stepscope.record.sampler import loop
-    from stepscope.record.sampler.rows import CurrentPart, EventLog
+    from stepscope.record.sampler.rows import CurrentPart, EventLog, PartPacking
     from stepscope.record.sensors import Survey
     from stepscope.record.sensors.contract import Pace, Target
     from stepscope.runfolder import disk_limit
@@ -273,7 +273,7 @@ def sample_in_parts(folder: Path, say: Say) -> None:
     found = {"a": counting_sensor("a")}
     target, events = Target(os.getpid()), EventLog(run / "events.jsonl")
     turn = CurrentPart(run / "samples", most_bytes=ROWS_OF_A_PART * 32)
-    packing = loop.PartPacking(run, turn, None, seconds, Forked)
+    packing = PartPacking(run, turn, None, seconds, Forked)
     opener = loop.StreamOpener(run, Path("/"), target, events, 100_000, turn=turn)
     opener._sensors = {"a": Counting()}
     seen = Survey(found, {})

@@ -15,8 +15,7 @@ import pytest
 
 from stepscope import part_names
 from stepscope.record.sampler import rows as row_files
-from stepscope.record.sampler.loop import AFTER_NS, PartPacking, part_bytes
-from stepscope.record.sampler.rows import CurrentPart, EventLog, RowFile
+from stepscope.record.sampler.rows import AFTER_NS, CurrentPart, EventLog, PartPacking, RowFile, part_bytes
 from stepscope.record.sampler.stream import Stream
 from stepscope.record.sensors.contract import Channel, OpenSensor, Target
 from stepscope.runfolder import RunReader, RunWriter, disk_limit

@@ -40,13 +40,22 @@ def read_clocks() -> Anchors:
     }
 
 
-def unix_minus_monotonic_ns(rounds: int = 5) -> int:
+def unix_minus_monotonic_ns() -> int:
     """Offset between wall and monotonic time, ns: the tightest of a few bracketed readings."""
+    return _offset_to_monotonic_ns(_unix_ns)
+
+
+def suspended_ns() -> int:
+    """Return how long the machine has slept since it was started, ns, as tightly; 0 where the system does not tell."""
+    return 0 if _boottime_ns is None else _offset_to_monotonic_ns(_boottime_ns)
+
+
+def _offset_to_monotonic_ns(clock: Clock, rounds: int = 5) -> int:
     best_width, best = None, 0
     for _ in range(rounds):
         before = monotonic_ns()
-        wall = _unix_ns()
+        reading = clock()
         after = monotonic_ns()
         if best_width is None or after - before < best_width:
-            best_width, best = after - before, wall - (before + after) // 2
+            best_width, best = after - before, reading - (before + after) // 2
     return best

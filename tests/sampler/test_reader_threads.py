@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,7 +171,7 @@ def test_a_sensor_that_sleeps_is_looked_for_every_second_and_the_other_missing_o
     looked: list[frozenset[str]] = []
     now_ns = [0]
 
-    def survey(root: Path, target: Target, names: frozenset[str]) -> Survey:
+    def survey(root: Path, target: Target, names: frozenset[str], patience_s: float) -> Survey:
         looked.append(names)
         found = {"gpu": OpenSensor((), list, lambda: None)} if len(looked) == 3 else {}
         return Survey(found, {name: missing[name] for name in names - set(found)})
@@ -184,3 +184,84 @@ def test_a_sensor_that_sleeps_is_looked_for_every_second_and_the_other_missing_o
             late._asking.join(HANG_S)
             late.collect()
     assert looked == [{"gpu"}, {"gpu"}, {"gpu"}, {"plug"}, {"plug"}]
+
+
+@pytest.mark.parametrize(("cpu_ns", "seconds"), [(0, [4, 8, 12, 16]), (12_000_000, [4, 10, 16])])
+def test_a_plug_that_lets_wait_for_its_answer_is_asked_again_as_soon_as_others_and_a_dear_one_later(
+    cpu_ns: int, seconds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    now_ns = [0]
+
+    def survey(root: Path, target: Target, names: frozenset[str], patience_s: float) -> Survey:
+        looked.append(now_ns[0] // 1_000_000_000)
+        now_ns[0] += 800_000_000
+        return Survey({}, {"plug": NoSensor("failed", "no answer in time")}, cpu_ns)
+
+    monkeypatch.setattr(loop, "survey_sensors", survey)
+    monkeypatch.setattr(loop, "ended_children_cpu_ns", lambda: 0)
+    late = loop.LateSensors({"plug": NoSensor("absent", "")}, tmp_path, Target(1), lambda: now_ns[0], 4_000_000_000)
+    for second in range(17):
+        now_ns[0] = second * 1_000_000_000
+        late.collect()
+        if late._asking is not None:
+            late._asking.join(HANG_S)
+            late.collect()
+    assert looked == seconds
+
+
+def test_a_sensor_that_was_too_slow_at_the_start_is_given_a_minute_later_on_and_one_that_hangs_then_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[tuple[frozenset[str], float]] = []
+    now_ns = [0]
+
+    def survey(root: Path, target: Target, names: frozenset[str], patience_s: float) -> Survey:
+        looked.append((names, patience_s))
+        sensors = {name: OpenSensor((), list, lambda: None) for name in names & {"slow"}}
+        return Survey(sensors, {name: NoSensor("failed", NO_ANSWER) for name in names - {"slow"}})
+
+    monkeypatch.setattr(loop, "survey_sensors", survey)
+    missing = {name: NoSensor("failed", NO_ANSWER) for name in ("slow", "stuck")}
+    late = loop.LateSensors(missing, tmp_path, Target(1), lambda: now_ns[0], 4_000_000_000)
+    joined: set[str] = set()
+    for second in range(13):
+        now_ns[0] = second * 1_000_000_000
+        late.collect()
+        if late._asking is not None:
+            late._asking.join(HANG_S)
+            joined |= set(late.collect())
+    assert joined == {"slow"}
+    assert looked == [(frozenset(("slow", "stuck")), 60.0)]
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Let no thread be started, as where a container or a user has as many as allowed."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        yield patch
+
+
+def test_a_process_that_may_start_no_more_threads_samples_on_and_starts_them_when_it_may(
+    run: Path, no_threads: pytest.MonkeyPatch
+) -> None:
+    sensors = {"stuck": sensor_of("stuck", lambda: [5.0], blocking=True)}
+    streams, readers, events, target = streams_of(run, sensors)
+    sampling = Sampling(streams, events, target.pace, PERIOD_NS, readers=readers)
+    late = loop.LateSensors({"plug": NoSensor("absent", "no plug")}, run, target, target.clock, 0)
+    for _ in range(2):
+        sampling.chores()
+        assert late.collect() == {}
+    assert kinds(run) == ["sensor-lost"]
+    assert survey_sensors(run, target, ["sampler"]).missing == {"sampler": NoSensor("failed", "can't start new thread")}
+    no_threads.undo()
+    sampling.chores()
+    assert late.collect() == {}
+    until(lambda: RunReader(run).sensor("stuck").height > 0)
+    until(late._answers.qsize)
+    stop_all(readers, monotonic_ns)

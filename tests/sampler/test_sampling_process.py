@@ -20,6 +20,8 @@ from tests.patience import HANG_S, until
 
 from stepscope.errors import SamplerFailed
 from stepscope.record.sampler.process import STDERR, Sampler, SamplerEnd, choose_sampler_core, start_sampler
+from stepscope.record.sensors.contract import Meter
+from stepscope.record.settings import Metering
 from stepscope.runfolder import RunReader
 
 TRAINER = """
@@ -167,6 +169,7 @@ def test_a_sampler_that_was_killed_is_reported_as_died_early(run: Path, sampler:
     assert not sampler.alive()
     end = sampler.stop()
     assert (end.exit_code, end.died_early) == (None, True)
+    assert end.reason.startswith("it was killed")
     assert RunReader(run).sensor("process_memory").height >= 5
 
 
@@ -177,6 +180,7 @@ def test_sigterm_flushes_and_ctrl_c_is_left_to_the_trainer(run: Path, sampler: S
     os.kill(sampler.pid, signal.SIGTERM)
     assert gone(sampler.pid)
     assert sampler.stop() == SamplerEnd(0, died_early=True)
+    assert "SIGTERM" in sampler.stop().reason
     assert [path.name for path in (run / "samples").iterdir() if path.name.startswith(".")] == []
 
 
@@ -210,6 +214,9 @@ if sys.argv[2] == "stdio":
 sampler = start_sampler(sys.argv[1], 3_600_000_000_000 if sys.argv[2] == "slow" else 5_000_000)
 if sys.argv[2] == "threads":
     assert threads_and_files() == before, threads_and_files()
+if sys.argv[2] == "ignored":
+    ignored = Path(f"/proc/{sampler.pid}/status").read_text().split("SigIgn:")[1].split()[0]
+    assert not int(ignored, 16) >> signal.SIGCHLD - 1 & 1, ignored
 if sys.argv[2] == "waits":
     child = os.fork()
     if child == 0:
@@ -310,6 +317,19 @@ def test_a_module_of_the_users_folder_does_not_shadow_the_standard_library(
     (tmp_path / "signal.py").write_text("raise SystemExit('not the real one')")
     monkeypatch.chdir(tmp_path)
     assert start_sampler(run).stop().exit_code == 0
+
+
+def test_the_command_of_a_meter_runs_where_the_user_is(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meter.sh").write_text("while echo 5; do sleep 0.1; done\n")
+    (tmp_path / "signal.py").write_text("raise SystemExit('not the real one')")
+    monkeypatch.chdir(tmp_path)
+    metering = Metering(meters=(Meter("command", "sh meter.sh", "mine"),), characterise=False)
+    sampler = start_sampler(run, 5_000_000, metering=metering, look_again_ns=100_000_000)
+    until(lambda: RunReader(run).samples("power").height > 2)
+    assert sampler.stop().exit_code == 0
+    assert set(RunReader(run).samples("power")["value"].drop_nulls()) == {5.0}
 
 
 def test_the_sampler_imports_only_the_standard_library() -> None:

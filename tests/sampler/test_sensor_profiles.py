@@ -159,6 +159,12 @@ def test_the_identity_of_a_saved_tree_does_not_depend_on_where_it_lies(tmp_path:
     assert identities[0] == identities[1]
 
 
+def test_a_chip_that_has_another_number_after_a_boot_is_not_characterised_again(tmp_path: Path) -> None:
+    paths = (f"/sys/class/hwmon/hwmon{n}/in1_input x /sys/class/hwmon/hwmon{n}/curr1_input" for n in (2, 11))
+    sensors = [{"m": sensor(lambda: [1.0], replace(GAUGE, source=path))} for path in paths]
+    assert device_identity(tmp_path, sensors[0]) == device_identity(tmp_path, sensors[1])
+
+
 @pytest.mark.parametrize("damage", ["", "[]", '{"format": 1}', "{not json", '{"format": 2}', "fields"])
 def test_a_damaged_cache_is_measured_anew_and_not_believed(damage: str, tmp_path: Path) -> None:
     device = device_identity(tmp_path, {"m": sensor(lambda: [1.0], GAUGE)})

@@ -8,7 +8,7 @@ import math
 import os
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from itertools import count, pairwise
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from stepscope import clock
 from stepscope.record.sampler.loop import SHORT_S, Sampling, StreamOpener, make_cheap_wait
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import RETRY_NS, Stream
@@ -44,7 +45,7 @@ class Wobbly:
     def _read(self, order: Sequence[str]) -> list[float]:
         if self.broken:
             raise OSError(errno.ENODEV, "No such device")
-        return [{"a": 1.0, "b": 2.0}[name] for name in order]
+        return [{"a": 1.0, "b": 2.0, "c": 3.0}[name] for name in order]
 
 
 class Bench:
@@ -112,6 +113,22 @@ def test_a_sensor_that_returns_with_other_channels_keeps_each_value_in_its_colum
     assert RunReader(bench.run).sensor("wobbly").row(-1)[2:] == (None, 2.0)
 
 
+def test_another_source_in_the_place_of_a_lost_sensor_is_not_that_sensor_again(bench: Bench) -> None:
+    bench.sensor.broken = True
+    bench.stream.sample()
+    bench.sensor.broken, bench.sensor.order = False, ["c"]
+    bench.now += RETRY_NS
+    bench.stream.retry()
+    assert bench.kinds() == ["sensor-lost"]
+    bench.sensor.order = ["a", "b"]
+    bench.now += RETRY_NS
+    bench.stream.retry()
+    bench.stream.sample()
+    bench.stream.close()
+    assert bench.kinds() == ["sensor-lost", "sensor-recovered"]
+    assert RunReader(bench.run).sensor("wobbly").row(-1)[2:] == (1.0, 2.0)
+
+
 def test_a_full_disk_drops_rows_keeps_the_file_whole_and_reports_the_gap(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +181,20 @@ def test_one_failing_sensor_does_not_stop_the_others(tmp_path: Path) -> None:
     for tick in range(3):
         sampling.tick(tick)
     bench.stream.close()
+    assert bench.kinds() == ["sensor-lost"]
+
+
+def test_a_sensor_that_cannot_be_closed_does_not_end_the_sampling(bench: Bench) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    found = bench.sensor.discover(bench.run, bench.target)
+    assert isinstance(found, OpenSensor)
+    found = replace(found, close=fail)
+    stream = Stream(bench.sensor, found, bench.target, bench.run, bench.file, bench.events, 10)
+    bench.sensor.broken = True
+    Sampling([stream], bench.events, Pace(), 10).tick(0)
+    stream.close()
     assert bench.kinds() == ["sensor-lost"]
 
 
@@ -243,8 +274,8 @@ def test_a_suspended_machine_leaves_an_event_with_the_seconds_that_are_missing(
 ) -> None:
     (tmp_path / "run.json").write_text('{"schema": 1}')
     slept = [0]
-    monkeypatch.setattr("stepscope.record.sampler.loop._suspended_ns", lambda: slept[0])
-    monkeypatch.setattr("stepscope.record.sampler.loop._wall_ns", lambda: 5 + slept[0])
+    monkeypatch.setattr("stepscope.record.sampler.loop.suspended_ns", lambda: slept[0])
+    monkeypatch.setattr("stepscope.record.sampler.loop.unix_minus_monotonic_ns", lambda: 5 + slept[0])
     sampling = Sampling([], EventLog(tmp_path / "events.jsonl"), Pace(), 10_000_000)
     sampling.chores()
     slept[0] = 3_000_000_000
@@ -254,13 +285,35 @@ def test_a_suspended_machine_leaves_an_event_with_the_seconds_that_are_missing(
     assert [(event["kind"], event["gap_ns"]) for event in events] == [("suspend", 3_000_000_000)]
 
 
+@pytest.mark.parametrize("name", ["monotonic_ns", "_unix_ns", "_boottime_ns"])
+def test_a_sampler_that_waits_for_a_core_between_two_clocks_leaves_no_event(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns, slow = [0], [""]
+
+    def reading(which: str) -> Callable[[], int]:
+        def read() -> int:
+            now_ns[0] += 300_000_000 if which == slow[0] else 100
+            slow[0] = "" if which == slow[0] else slow[0]
+            return now_ns[0]
+
+        return read
+
+    for which in ("monotonic_ns", "_unix_ns", "_boottime_ns"):
+        monkeypatch.setattr(clock, which, reading(which))
+    sampling = Sampling([], EventLog(tmp_path / "events.jsonl"), Pace(), 10_000_000)
+    for slow[0] in ("", name, "", name):
+        sampling.chores()
+    assert not (tmp_path / "events.jsonl").exists()
+
+
 def test_a_wall_clock_that_is_set_leaves_an_event_and_a_sleeping_machine_none_of_that_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run.json").write_text('{"schema": 1}')
     slept, set_by = [0], [0]
-    monkeypatch.setattr("stepscope.record.sampler.loop._suspended_ns", lambda: slept[0])
-    monkeypatch.setattr("stepscope.record.sampler.loop._wall_ns", lambda: slept[0] + set_by[0])
+    monkeypatch.setattr("stepscope.record.sampler.loop.suspended_ns", lambda: slept[0])
+    monkeypatch.setattr("stepscope.record.sampler.loop.unix_minus_monotonic_ns", lambda: slept[0] + set_by[0])
     sampling = Sampling([], EventLog(tmp_path / "events.jsonl"), Pace(), 10_000_000)
     set_by[0] = 1_000_000  # as NTP does it
     sampling.chores()

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sensors.pc_trees import write
 
+from stepscope.record.access import graphics_cards
 from stepscope.record.sensors import amdsmi
-from stepscope.record.sensors.contract import NoSensor, OpenSensor, Target
+from stepscope.record.sensors.contract import ASLEEP, NoSensor, OpenSensor, Target
 
 ROOT = Path("/")
 RESOLUTION_UJ = 15.3
@@ -169,6 +170,24 @@ def test_a_library_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(answer, NoSensor)
     assert answer.reason == "failed"
     assert "DRIVER_NOT_LOADED" in answer.detail
+
+
+def test_amdsmi_is_not_asked_while_all_cards_sleep_since_that_would_wake_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    board, devices = Board(NAVI), "sys/bus/pci/devices"
+    monkeypatch.setattr(amdsmi, "graphics_cards", lambda root, vendor: graphics_cards(tmp_path, vendor))
+    for place, state in (("03:00.0", "suspended"), ("07:00.0", "suspended"), ("08:00.0", "active")):
+        write(tmp_path, {f"{devices}/{place}/vendor": "0x1002\n", f"{devices}/{place}/class": "0x030000\n"})
+        write(tmp_path, {f"{devices}/{place}/power/runtime_status": f"{state}\n"})
+    built_in = f"{devices}/08:00.0/hwmon/hwmon4"
+    write(tmp_path, {f"{built_in}/name": "amdgpu\n", f"{built_in}/in1_label": "vddnb\n"})
+    answer = discover(monkeypatch, board)
+    assert isinstance(answer, NoSensor)
+    assert answer.detail.endswith(ASLEEP)
+    assert board.open == 0
+    write(tmp_path, {f"{devices}/07:00.0/power/runtime_status": "active\n"})
+    values(discover(monkeypatch, board))
 
 
 def test_without_the_module_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,27 @@ def test_a_battery_that_only_assists_a_weak_adapter_is_not_the_whole_machine(tmp
     sensor.close()
 
 
+@pytest.mark.parametrize("kind", ["USB", "USB_PD", "Wireless"])
+def test_a_phone_on_a_weak_charger_is_not_fed_by_its_battery_alone(kind: str, tmp_path: Path) -> None:
+    charger = "sys/class/power_supply/usb"
+    write(laptop(tmp_path), {f"{charger}/type": f"{kind}\n", f"{charger}/online": "1\n"})
+    sensor = found(battery.discover(tmp_path, watching()))
+    assert math.isnan(by_id(sensor)["battery.BAT0.power"])
+    write(tmp_path, {f"{charger}/online": "2\n"})
+    assert math.isnan(by_id(sensor)["battery.BAT0.power"])
+    write(tmp_path, {f"{charger}/online": "0\n"})
+    assert by_id(sensor)["battery.BAT0.power"] == pytest.approx(19.195)
+    sensor.close()
+
+
+def test_a_usb_port_that_feeds_others_is_no_charger_where_the_adapter_is_out(tmp_path: Path) -> None:
+    port = "sys/class/power_supply/ucsi-source-psy"
+    supplies = {**MAINS, "sys/class/power_supply/AC/online": "0\n", f"{port}/type": "USB\n", f"{port}/online": "1\n"}
+    sensor = found(battery.discover(write(laptop(tmp_path), supplies), watching()))
+    assert by_id(sensor)["battery.BAT0.power"] == pytest.approx(19.195)
+    sensor.close()
+
+
 @pytest.mark.parametrize("current", [-1_500_000, 1_500_000, 2**32 - 1_500_000, 2**64 - 1_500_000])
 def test_every_sign_convention_gives_positive_watts(current: int, tmp_path: Path) -> None:
     watts = power(tmp_path, uevent(CURRENT_NOW=current, CHARGE_FULL_DESIGN=4_000_000))

@@ -113,6 +113,23 @@ def test_energies_are_counters_and_the_package_of_a_card_lies_in_it(tmp_path: Pa
     ]
 
 
+def test_the_tiles_of_an_intel_card_lie_in_it_and_are_not_read_while_it_sleeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in enumerate(("i915", "i915_gt0", "i915_gt1")):
+        hwmon(tmp_path, number, name, "0000:3a:00.0", {"energy1_input": "5000000\n"})
+    write(tmp_path, {"sys/devices/bus/0000:3a:00.0/power/runtime_status": "suspended\n"})
+    refuse_reading(monkeypatch, "energy1_input", errno.EIO)
+    sensor = found(meters.discover_hwmon(tmp_path, watching()))
+    assert all(math.isnan(value) for value in sensor.read())
+    sensor.close()
+    assert [(channel.scope, channel.parent_scope) for channel in sensor.channels] == [
+        ("gpu:0000:3a:00.0", "system"),
+        ("gpu:0000:3a:00.0/gt0", "gpu:0000:3a:00.0"),
+        ("gpu:0000:3a:00.0/gt1", "gpu:0000:3a:00.0"),
+    ]
+
+
 def test_cores_of_amd_energy_lie_in_their_socket(tmp_path: Path) -> None:
     files = {f"energy{n}_input": f"{n}000000\n" for n in (1, 2, 10)}
     files |= {"energy1_label": "Ecore000\n", "energy2_label": "Ecore001\n", "energy10_label": "Esocket0\n"}

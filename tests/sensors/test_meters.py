@@ -111,10 +111,10 @@ def test_a_decimal_comma_and_a_unit_behind_a_space_belong_to_their_number(line: 
     [
         ("1,234 mW", "can be 1.234 or 1234"),
         ("Power: 1,234 mW", "can be 1.234 or 1234"),
-        ("1.234,5", "no number"),
-        ("1,234,567", "no number"),
-        ("power=1 234 mW", "no number"),
-        ("power=5 of 10", "no number"),
+        ("1.234,5", "not a number"),
+        ("1,234,567", "not a number"),
+        ("power=1 234 mW", "not a number"),
+        ("power=5 of 10", "not a number"),
         ("3 5.1", "no unix time"),
         ("12, 5", "no unix time"),
     ],
@@ -229,7 +229,7 @@ def test_a_header_before_the_first_reading_does_not_disturb() -> None:
         ("no-such-meter-program", "failed", "no such command"),
         ("/etc/passwd", "denied", "permission"),
         ("sh -c 'echo broken >&2; exit 7'", "failed", "broken"),
-        ("echo hello", "failed", "no number"),
+        ("echo hello", "failed", "not a number"),
         ("true", "failed", "printed nothing"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.access import cards_asleep
+from stepscope.record.access import graphics_cards
 from stepscope.record.run_facts import _card_identity
 from stepscope.record.sensors import nvml
 from stepscope.record.sensors.contract import ASLEEP, NoSensor, OpenSensor, Target
@@ -206,12 +206,16 @@ def test_an_nvml_that_gives_nothing_is_unsupported_and_is_shut_down(monkeypatch:
 @pytest.mark.parametrize(
     ("code", "reason"), [(9, "absent"), (12, "absent"), (4, "denied"), (18, "failed"), (999, "failed")]
 )
-def test_a_library_without_a_driver_says_why(code: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cards", [[], [Path("awake")]])
+def test_a_library_without_a_driver_says_why_and_how_to_get_one_where_there_is_a_card(
+    code: int, reason: str, cards: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(monkeypatch, Board([], init_error=code))
+    monkeypatch.setattr(nvml, "graphics_cards", lambda root, vendor: cards)
     answer = missing(nvml.discover(ROOT, Target(1)))
     assert answer.reason == reason
     assert str(code) in answer.detail
-    assert bool(answer.remedy) == (code != 999)
+    assert bool(answer.remedy) == (code != 999 and (reason != "absent" or cards != []))
 
 
 def test_a_pynvml_of_a_third_party_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +235,7 @@ def test_nvml_is_not_asked_while_all_nvidia_gpus_sleep_since_that_would_wake_the
 ) -> None:
     board = Board([Card(EVERYTHING)])
     put(monkeypatch, board)
-    monkeypatch.setattr(nvml, "cards_asleep", lambda root, vendor: cards_asleep(tmp_path, vendor))
+    monkeypatch.setattr(nvml, "graphics_cards", lambda root, vendor: graphics_cards(tmp_path, vendor))
     for place, vendor, kind, state in (
         ("01:00.0", "0x10de", "0x030200", "suspended"), ("01:00.1", "0x10de", "0x040300", "active"),
         ("02:00.0", "0x1002", "0x030000", "active"), ("03:00.0", "0x10de", "0x030000", "suspending"),

@@ -45,6 +45,15 @@ def channels(root: Path) -> dict[str, Channel]:
     return {channel.scope: channel for channel in sensor.channels}
 
 
+def test_zones_that_a_container_hides_are_denied_with_the_option_that_shows_them(tmp_path: Path) -> None:
+    (tmp_path / POWERCAP).mkdir(parents=True)
+    for name in ("intel-rapl", "intel-rapl:0"):
+        (tmp_path / POWERCAP / name).symlink_to(f"../../devices/virtual/powercap/{name}")
+    answer = missing(rapl.discover(tmp_path, watching()))
+    assert answer.reason == "denied"
+    assert "--security-opt systempaths=unconfined" in str(answer.remedy)
+
+
 def test_each_domain_of_a_laptop_is_a_counter_in_joules(tmp_path: Path) -> None:
     sensor = found(rapl.discover(powercap(tmp_path, LAPTOP), watching()))
     assert by_id(sensor) == {

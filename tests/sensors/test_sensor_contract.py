@@ -127,6 +127,11 @@ def test_an_error_number_becomes_a_typed_reason(number: int, reason: str) -> Non
     assert (answer.remedy == "sudo chmod a+r /sys/x") == (reason == "denied")
 
 
+@pytest.mark.parametrize("path", ["/proc/stat", Path("/proc/7/io")])
+def test_no_change_of_a_mode_is_advised_where_the_kernel_refuses(path: str | Path) -> None:
+    assert no_sensor_from_error(PermissionError(13, "Permission denied"), path).remedy == "run the profiler as root"
+
+
 def test_the_sensor_of_the_guide_reads_as_the_guide_says(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "add-a-sensor.md").read_text(encoding="utf-8")
     module: dict[str, Any] = {}

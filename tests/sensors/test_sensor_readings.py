@@ -235,6 +235,15 @@ def test_a_child_that_ends_keeps_its_cpu_time_in_the_sum_and_gives_back_its_memo
     sensor.close()
 
 
+def test_a_kernel_that_lists_children_and_not_their_memory_needs_no_other_option(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/1/task/1/children": ""})
+    answer = processes.discover_memory(tmp_path, Target(1))
+    assert answer == NoSensor("absent", f"{tmp_path}/proc/1/smaps_rollup: No such file or directory")
+    (tmp_path / "proc/1/task/1/children").unlink()
+    for discover in (processes.discover_memory, processes.discover_children):
+        assert getattr(discover(tmp_path, Target(1)), "remedy", "") == "a kernel with CONFIG_PROC_CHILDREN=y"
+
+
 def test_grandchildren_count_as_children_and_the_sampler_does_not(tmp_path: Path) -> None:
     write(tmp_path, {"4711/task/4711/children": f"5 {os.getpid()}", "5/task/5/children": "", "5/task/8/children": "9"})
     assert processes.descendants(tmp_path, 4711) == {5, 9}

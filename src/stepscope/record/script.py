@@ -125,7 +125,7 @@ def _run_with_sampler(child: subprocess.Popen[bytes], tell: int, writer: RunWrit
         if sampler is not None:
             end = sampler.stop()
             if end.died_early and end.exit_code != 0:  # with the script it ends by itself, in order
-                _note(writer, "sampler-lost", f"the sampling process ended early (exit code {end.exit_code})")
+                _note(writer, "sampler-lost", f"the sampling process ended early: {end.reason}")
     return code
 
 

@@ -217,7 +217,7 @@ class Session:
         if samples is not None and count is None and not self._odd_samples:
             self._odd_samples = True
             text = repr(samples)[:40]
-            self.note("no-count", f"samples={text} of step {self.number} is no count: such steps count their own")
+            self.note("no-count", f"samples={text} of step {self.number} is not a count: such steps count their own")
         return count
 
     def _pause(self) -> None:
@@ -358,7 +358,7 @@ class Session:
             self.note("sampler-lost", f"the sampling process could not be stopped: {error}")
             return
         if end.died_early:
-            self.note("sampler-lost", f"the sampling process ended early (exit code {end.exit_code})")
+            self.note("sampler-lost", f"the sampling process ended early: {end.reason}")
 
     def _close_run(self, status: str, reason: str | None) -> None:
         self._run_noting_failure(self._stop_sampler)

@@ -52,7 +52,7 @@ def signed(text: bytes, least: float, most: float) -> float:
 def parse_count(field: bytes) -> int:
     """A field of /proc (ticks, pages, kB); raises ValueError where it is no whole number, or more than can be."""
     if not field.isdigit() or len(field) > _COUNT_DIGITS:
-        raise ValueError(f"{field[:20]!r} is no count")
+        raise ValueError(f"{field[:20]!r} is not a count")
     return int(field)
 
 
@@ -174,10 +174,14 @@ def _sibling_file(path: Path | None, name: str) -> Path | None:
     return None if path is None else path.parent / name
 
 
-def cards_asleep(root: Path, vendor: str) -> bool:
-    """Return whether a vendor ("0x10de") has graphics cards on PCI, and all are suspended; the look wakes none."""
+def graphics_cards(root: Path, vendor: str) -> list[Path]:
+    """Return the devices that are graphics cards of a vendor ("0x10de") on PCI; the look wakes none."""
     devices = [path.parent for path in root.glob("sys/bus/pci/devices/*/vendor") if read_line_or_empty(path) == vendor]
-    cards = [device for device in devices if read_line_or_empty(device / "class").startswith("0x03")]
+    return [device for device in devices if read_line_or_empty(device / "class").startswith("0x03")]
+
+
+def all_suspended(cards: Sequence[Path]) -> bool:
+    """Return whether there are graphics cards, and all of them are suspended; the look wakes none."""
     states = [read_line_or_empty(card / _POWER_STATE).encode() for card in cards]
     return bool(states) and all(state.startswith(_ASLEEP) for state in states)
 

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from stepscope.files import read_json_object, replace_json
+from stepscope.files import atomic_write, read_json_object, replace_json
 from stepscope.liveness import is_process_of_run_alive
 from stepscope.part_names import has_steps
 
@@ -33,8 +33,8 @@ def promote_first_part_with_steps(run: Path) -> bool:
     trained = read_json_object(part / _HEADER)
     if not trained or any(_is_written(path, its) for path, its in ((run, header), (part, trained))):
         return False
+    _copy_events(part, run)  # first: where the disk is full, all stays as it was
     _swap_files(run, part)
-    _copy_events(part, run)
     _rename_scopes(run / "channels.json", {"rank:0": f"rank:{part.name}", f"rank:{part.name}": "rank:0"})
     of_command = {name: value for name, value in header.items() if name in _OF_COMMAND}
     of_process = {name: value for name, value in trained.items() if name not in (*_OF_COMMAND, "process")}
@@ -76,7 +76,8 @@ def _copy_events(part: Path, run: Path) -> None:
         if b'"no-steps"' not in line
     ]
     if (run / _EVENTS).exists() or lines:
-        (run / _EVENTS).write_bytes(b"".join(lines))
+        with atomic_write(run / _EVENTS, whole=True) as whole:
+            whole.write_bytes(b"".join(lines))
 
 
 def _rename_scopes(channels: Path, names: dict[str, str]) -> None:

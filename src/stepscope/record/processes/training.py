@@ -50,7 +50,7 @@ class Recording:
         self.orders = orders
         self._first = first  # the script's own process
         self.session: Session | None = None
-        self._faulty = False  # a fault of ours kept it from listening
+        self._faulty = False  # a fault of ours kept it from listening, or our folder the script from going on
 
     def wait_for_torch(self) -> None:
         """Record from the first sign of a training on."""
@@ -62,6 +62,10 @@ class Recording:
             from stepscope.record.run_facts import status_of
 
             self.session.status = status_of(error)
+        if isinstance(error, FileExistsError) and _is_same_path(error.filename, Path(self.orders.run).parent):
+            self._faulty = True
+            why = f"this run is in '{error.filename}', which the script makes itself: put it elsewhere with --out DIR"
+            (Path(self.orders.run) / SIGNS).write_text(why, encoding="utf-8")
 
     def torch_is_here(self, torch: Any) -> None:
         """Listen to the training that torch was imported for, if it is one."""
@@ -259,6 +263,10 @@ def _reset_main_module(main: ModuleType, file: str | None) -> None:
     )
     if file is not None:
         vars(main).update(__loader__=SourceFileLoader("__main__", file), __file__=file, __cached__=None)
+
+
+def _is_same_path(name: object, folder: Path) -> bool:
+    return isinstance(name, (str, bytes, os.PathLike)) and Path(os.fsdecode(name)).absolute() == folder
 
 
 def _resident_bytes() -> int | None:

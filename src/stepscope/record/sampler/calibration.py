@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import math
-import re
 import statistics
 import threading
 import time
@@ -24,7 +23,7 @@ from typing import Any
 from stepscope.errors import UsageError
 from stepscope.files import read_json_object, replace_json, user_data
 from stepscope.record.device import describe_device
-from stepscope.record.sampler.characterise import Trace, measures_power
+from stepscope.record.sampler.characterise import Trace, lasting_source, measures_power
 from stepscope.record.sampler.sensor_response import (
     Load,
     filter_of,
@@ -49,7 +48,6 @@ _LATEST_S, _SHIFT_S = 5.0, 0.1  # how late a meter may be, and the grid of what 
 _T = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23, 12: 2.18, 15: 2.13, 20: 2.09}
 _AGAIN = "let the meter log before, during and after the minute, at least a reading a second"
 _SERIALS = ("proc/device-tree/serial-number", "etc/machine-id")
-_NUMBERED = re.compile(r"\b(hwmon|iio:device)\d+")
 Progress = Callable[[str], None]
 Readings = Sequence[tuple[int, float]]  # ns of the monotonic clock, and W, in order
 
@@ -354,9 +352,8 @@ def with_calibrations(survey: Survey, root: Path) -> Survey:
 
 
 def _channel_facts(channel: Channel) -> dict[str, str | None]:
-    """What a channel is beside its id: without remarks in brackets, and numbers that drivers get anew at each boot."""
-    source = _NUMBERED.sub(r"\1", channel.source.partition(" (")[0])
-    return {"source": source, "rail": channel.rail, "card": channel.card}
+    """What a channel is beside its id."""
+    return {"source": lasting_source(channel), "rail": channel.rail, "card": channel.card}
 
 
 def _facts_text(facts: Mapping[str, str | None] | None) -> str:

@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -277,12 +278,20 @@ def device_identity(root: Path, sensors: Mapping[str, OpenSensor]) -> dict[str, 
         **{key: facts[key] for key in ("board", "compatible", "cpu", "machine", "kernel", "l4t")},
         "driver": driver.read_text(errors="replace").split("\n")[0] if driver.is_file() else None,
         "sources": sorted(
-            f"{channel.id} {channel.source.removeprefix(prefix)}"
+            f"{channel.id} {lasting_source(channel).removeprefix(prefix)}"
             for sensor in sensors.values()
             if measures_power(sensor)
             for channel in sensor.channels
         ),
     }
+
+
+_NUMBERED = re.compile(r"\b(hwmon|iio:device)\d+")
+
+
+def lasting_source(channel: Channel) -> str:
+    """Return where a channel comes from, without remarks in brackets and numbers that drivers get anew at each boot."""
+    return _NUMBERED.sub(r"\1", channel.source.partition(" (")[0])
 
 
 def load_profiles(device: Mapping[str, Any]) -> dict[str, SensorProfile] | None:

@@ -14,17 +14,15 @@ import queue
 import resource
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import stepscope
-from stepscope.clock import PERIOD_NS, Clock, monotonic_ns, read_clocks, unix_minus_monotonic_ns
+from stepscope.clock import PERIOD_NS, Clock, monotonic_ns, suspended_ns, unix_minus_monotonic_ns
 from stepscope.files import replace_json
 from stepscope.liveness import is_running, start_time
 from stepscope.privacy import clean_and_redact
@@ -37,7 +35,7 @@ from stepscope.record.sampler.characterise import (
     with_profiles,
 )
 from stepscope.record.sampler.process import CHARACTERISING, PID_FILE, STDERR
-from stepscope.record.sampler.rows import PART_BYTES, CurrentPart, EventLog, RowFile
+from stepscope.record.sampler.rows import CurrentPart, EventLog, PartPacking, RowFile, part_bytes
 from stepscope.record.sampler.stream import (
     RETRY_NS,
     SPREAD,
@@ -45,6 +43,7 @@ from stepscope.record.sampler.stream import (
     Plan,
     ReaderThread,
     Stream,
+    ended_children_cpu_ns,
     needs_thread,
     stop_all,
 )
@@ -76,8 +75,7 @@ class Sampling:
         self._slow = [stream for stream in streams if stream.slow]
         self._slow_due_ns = 0
         self._events, self._pace, self._period_ns, self._dither = events, pace, period_ns, dither
-        self._suspended_ns = _suspended_ns()
-        self._wall_ns = _wall_ns()
+        self._looked_ns, self._offsets_ns = monotonic_ns(), (suspended_ns(), unix_minus_monotonic_ns())
         self.stopped = False
         self.late_streams: Callable[[], tuple[list[Stream], list[ReaderThread]]] = lambda: ([], [])
         self.pack_parts: Callable[[], None] = lambda: None
@@ -134,20 +132,25 @@ class Sampling:
             stream.retry()
         self._plan = self._planned()
         for reader in self._readers:
+            reader.start()  # one that was refused a thread
             reader.report_hung_read()
         self._close_ended_streams()
         self._add_streams(*self.late_streams())
         self.pack_parts()
         self._events.flush()
-        suspended_ns, wall_ns = _suspended_ns(), _wall_ns()
-        gap_ns = suspended_ns - self._suspended_ns
+        self._detect_interruptions()
+
+    def _detect_interruptions(self) -> None:
+        (asleep_ns, wall_ns), since_ns = self._offsets_ns, self._looked_ns
+        self._looked_ns, self._offsets_ns = monotonic_ns(), (suspended_ns(), unix_minus_monotonic_ns())
+        gap_ns = self._offsets_ns[0] - asleep_ns
         if gap_ns > SUSPENDED_NS:
-            self._events.write("suspend", f"the machine slept for {gap_ns / 1e9:.1f} s", gap_ns=gap_ns)
-        jump_ns = wall_ns - self._wall_ns - gap_ns  # monotonic time stands still in sleep, wall time does not
+            message = f"the machine slept for {gap_ns / 1e9:.1f} s"
+            self._events.write("suspend", message, gap_ns=gap_ns, since_ns=since_ns)
+        jump_ns = self._offsets_ns[1] - wall_ns - gap_ns  # monotonic time stands still in sleep, wall time does not
         if abs(jump_ns) > CLOCK_JUMP_NS:
             message = f"the wall clock was set by {jump_ns / 1e9:+.3f} s; samples keep to monotonic time"
-            self._events.write("clock-jump", message, jump_ns=jump_ns)
-        self._suspended_ns, self._wall_ns = suspended_ns, wall_ns
+            self._events.write("clock-jump", message, jump_ns=jump_ns, since_ns=since_ns)
 
     def _add_streams(self, streams: Sequence[Stream], readers: Sequence[ReaderThread]) -> None:
         self._streams += streams
@@ -171,15 +174,6 @@ class Sampling:
         self._streams = [stream for stream in self._streams if not stream.ended]
         self._plan = self._planned()
         self._slow = [stream for stream in self._streams if stream.slow]
-
-
-def _suspended_ns() -> int:
-    now = read_clocks()
-    return 0 if now["boottime_ns"] is None else now["boottime_ns"] - now["monotonic_ns"]
-
-
-def _wall_ns() -> int:
-    return unix_minus_monotonic_ns(rounds=1)
 
 
 SHORT_S = 0.05  # how late a signal or the end of a process may be seen
@@ -264,6 +258,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--characterise", action=on_or_off, default=True, help="measure power sensors new to this device"
     )
     parser.add_argument("--meter", nargs=3, action="append", default=[], metavar=("KIND", "NAME", "ADDRESS"))
+    parser.add_argument("--folder", type=Path, help="where the commands of meters run")
     parser.add_argument("--look-again-ns", type=int, default=LOOK_AGAIN_NS, help="between asking missing ones")
     parser.add_argument("--max-disk", type=int, help="bytes that the run may take on the disk")
     return parser.parse_args(argv)
@@ -276,8 +271,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.starter is not None:
         _detach(samples / PID_FILE)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what the training process's thread has blocked is not blocked here
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, there would be no exit codes of what sensors start
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process, which then stops this process
     raise_file_limit()
+    if options.folder is not None:
+        with contextlib.suppress(OSError):
+            os.chdir(options.folder)
     # Before the sensors: select() takes no descriptor above 1023.
     wait = make_cheap_wait(make_process_wait({options.pid, options.starter or options.pid}))
     meters = tuple(Meter(kind, address, name) for kind, name, address in options.meter)
@@ -354,14 +353,14 @@ class StreamOpener:
         self._run, self._root, self._target, self._events = run, root, target, events
         self._period_ns, self._dither, self._turn = period_ns, dither, turn
         self._sensors = load_sensors()
-        self._found: dict[str, OpenSensor] = {}
+        self._opened: dict[str, OpenSensor] = {}
         self._missing: dict[str, NoSensor] = {}
         self._profiles: Mapping[str, SensorProfile] = {}
         self._table_is_old = False  # channels.json could not be written
         self._others: ReaderThread | None = None  # of the processes that have no streams of their own
 
     def open(self, survey: Survey, profiles: Mapping[str, SensorProfile]) -> OpenStreams:
-        """Open the streams of the sensors found: those for the loop, and readers with threads of their own."""
+        """Open the streams of the sensors that answer: those for the loop, and readers with threads of their own."""
         self._missing, self._profiles = dict(survey.missing), profiles
         return self._open_streams(survey.sensors)
 
@@ -382,7 +381,7 @@ class StreamOpener:
                 self._others.read_now()  # without the processes that have streams of their own from now on
             if not arrived:
                 return self._open_streams(opened) if begun else ([], [])
-            ids = [channel.id for sensor in self._found.values() for channel in sensor.channels]
+            ids = [channel.id for sensor in self._opened.values() for channel in sensor.channels]
             for name in arrived:
                 message = f"sensor {name} answers now: {self._missing[name].reason} before"
                 self._events.write("sensor-joined", message, sensor=name)
@@ -392,7 +391,7 @@ class StreamOpener:
 
     def channel_table(self) -> dict[str, Any]:
         """The content of channels.json: what is sampled, and what is not and why."""
-        channels = [asdict(channel) for sensor in self._found.values() for channel in sensor.channels]
+        channels = [asdict(channel) for sensor in self._opened.values() for channel in sensor.channels]
         missing = [{"sensor": name, **asdict(why)} for name, why in self._missing.items()]
         return {
             "period_ns": self._period_ns,
@@ -409,12 +408,12 @@ class StreamOpener:
         readers: list[ReaderThread] = []
         for name, plain in arrived.items():
             sensor = with_profiles(plain, self._profiles, self._period_ns)
-            self._found[name] = sensor
+            self._opened[name] = sensor
             self._missing.pop(name, None)
             self._warn(name, sensor)
         self._write_table()
         for name in arrived:
-            sensor = self._found[name]
+            sensor = self._opened[name]
             stream = self._stream(name, sensor)
             if needs_thread(sensor, self._period_ns):
                 readers.append(ReaderThread(stream, self._events, self._target.clock))
@@ -442,16 +441,17 @@ class StreamOpener:
     def _warn(self, name: str, sensor: OpenSensor) -> None:
         finer = period_warning(sensor, self._period_ns)
         if finer:
-            message = f"the period asked for, {self._period_ns / 1e6:g} ms, is finer than sensor {name}: it {finer}"
+            message = f"the period of {self._period_ns / 1e6:g} ms is finer than sensor {name}: it {finer}"
             self._events.write("period-too-fine", message, sensor=name)
 
 
 LOOK_AGAIN_NS = 10_000_000_000
-_SHARE = 0.002  # of the time at most is spent on looking for absent sensors
+_SHARE = 0.002  # of a core at most is spent on looking for absent sensors
+_PATIENCE_S = 60.0  # nobody waits for them; a driver that is not kept loaded takes seconds for each of many GPUs
 
 
 class LateSensors:
-    """Looks for missing sensors in a thread, since a vendor library may be slow; the loop collects those found."""
+    """Looks for missing sensors in a thread, since a vendor library may be slow; the loop collects what answers."""
 
     def __init__(
         self,
@@ -462,8 +462,7 @@ class LateSensors:
         every_ns: int = LOOK_AGAIN_NS,
     ) -> None:
         self._root, self._target, self._clock, self._every_ns = root, target, clock, every_ns
-        # A sensor that hung may hang again, and cost a thread each time: it is not tried again.
-        self._names = {name for name, why in missing.items() if why.detail != NO_ANSWER}
+        self._names = set(missing)
         self._asleep = {name for name, why in missing.items() if why.detail.endswith(ASLEEP)}
         self._due_ns = clock() + every_ns
         self._asleep_due_ns = clock() + min(every_ns, RETRY_NS)
@@ -478,85 +477,24 @@ class LateSensors:
             now_ns = self._clock()
             names = self._names if now_ns >= self._due_ns else self._asleep if now_ns >= self._asleep_due_ns else set()
             if names and self._asking is None:
-                self._asking = threading.Thread(target=self._survey_missing, args=(frozenset(names),), daemon=True)
-                self._asking.start()
+                thread = threading.Thread(target=self._survey_missing, args=(frozenset(names),), daemon=True)
+                with contextlib.suppress(RuntimeError):  # no more threads for this process: at the next call
+                    thread.start()
+                    self._asking = thread
             return {}
         self._asking = None
         self._names -= set(survey.sensors)
         self._asleep -= {*survey.sensors, *survey.missing}
         self._asleep |= {name for name, why in survey.missing.items() if why.detail.endswith(ASLEEP)}
+        # One that hangs for a minute would do so again, and cost a thread each time.
         self._names -= {name for name, why in survey.missing.items() if why.detail == NO_ANSWER}
         return survey.sensors
 
     def _survey_missing(self, names: frozenset[str]) -> None:
-        began_ns = self._clock()
-        survey = with_calibrations(survey_sensors(self._root, self._target, names), self._root)
-        rest_ns = int((self._clock() - began_ns) / _SHARE)
-        self._asleep_due_ns = began_ns + max(min(self._every_ns, RETRY_NS), rest_ns)
+        began_ns, children_ns = self._clock(), ended_children_cpu_ns()
+        survey = with_calibrations(survey_sensors(self._root, self._target, names, _PATIENCE_S), self._root)
+        pause_ns = int((survey.cpu_ns + ended_children_cpu_ns() - children_ns) / _SHARE)
+        self._asleep_due_ns = began_ns + max(min(self._every_ns, RETRY_NS), pause_ns)
         if names >= self._names:
-            self._due_ns = began_ns + max(self._every_ns, rest_ns)
+            self._due_ns = began_ns + max(self._every_ns, pause_ns)
         self._answers.put(survey)
-
-
-AFTER_NS = 5_000_000_000  # the streams have gone on to the next part by then
-_OF_ROOM = 8  # the open parts may take so much of what the run may take on the disk
-_LEAST_BYTES = 1_000_000
-
-
-class Process(Protocol):
-    """The part of subprocess.Popen that is needed."""
-
-    def poll(self) -> int | None: ...
-    def kill(self) -> None: ...
-    def wait(self) -> int: ...
-
-
-def part_bytes(max_disk: int | None) -> int:
-    """Return how much the open parts of the samples may hold, bytes."""
-    return PART_BYTES if max_disk is None else min(PART_BYTES, max(max_disk // _OF_ROOM, _LEAST_BYTES))
-
-
-class PartPacking:
-    """Starts a packing process when a part was closed; `look` is one of the chores of the sampling process."""
-
-    def __init__(
-        self,
-        run: Path,
-        turn: CurrentPart,
-        max_disk: int | None = None,
-        clock: Clock = monotonic_ns,
-        start: Callable[[Sequence[str]], Process] | None = None,
-    ) -> None:
-        self._command = [sys.executable, "-m", "stepscope.runfolder.disk_limit", str(run.absolute())]
-        self._command += [] if max_disk is None else ["--max-disk", str(max_disk)]
-        self._turn, self._clock, self._start = turn, clock, _started if start is None else start
-        self._process: Process | None = None
-        self._due_ns: int | None = None
-
-    def start_packing_if_due(self) -> None:
-        """Close the part that is full, and have closed ones packed; one process at a time."""
-        if self._process is not None and self._process.poll() is not None:
-            self._process = None
-        if self._turn.advance_if_full():
-            self._due_ns = self._clock() + AFTER_NS
-        if self._due_ns is not None and self._clock() >= self._due_ns and self._process is None:
-            self._due_ns = None
-            with contextlib.suppress(OSError):  # no memory for it: the next part, or the end of the run
-                self._process = self._start(self._command)
-
-    def stop(self) -> None:
-        """Kill the packing process; its unfinished work has no effect, and is done at the end of the run."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-
-def _started(command: Sequence[str]) -> Process:
-    nothing = subprocess.DEVNULL
-    folder = Path(stepscope.__file__).parent.parent  # as for the sampling process: no module of the user's comes first
-    environment = {
-        **os.environ,
-        **dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
-    }
-    return subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, cwd=folder, env=environment)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stepscope.record.settings import Metering
 
 CHARACTERISING = b"characterising"  # the process says so, with the seconds that it takes, before "ready"
-STDERR = ".sampler-stderr"  # in samples/; removed at an orderly end where nothing was said
+STDERR = ".sampler-stderr"  # in samples/; removed at an orderly end where it is empty
 PID_FILE = ".sampler-pid"  # in samples/; removed at an orderly end
 STOP_TIMEOUT_S = 3.0
 _LOOK_AGAIN_S = 0.005
@@ -31,7 +31,7 @@ _LOOK_AGAIN_S = 0.005
 
 @dataclass(frozen=True)
 class SamplerEnd:
-    """End of the sampling process; `died_early`: before it was told to; `message`: the last line of its stderr.
+    """End of the sampling process; `died_early`: before `stop`; `message`: the last line of its stderr.
 
     exit_code: 0 after an orderly end, 1 after an error of its own, None where it was killed.
     """
@@ -39,6 +39,13 @@ class SamplerEnd:
     exit_code: int | None
     died_early: bool
     message: str | None = None
+
+    @property
+    def reason(self) -> str:
+        """Return how it came to its end, in words."""
+        if self.exit_code == 0:
+            return "another process sent it SIGTERM"
+        return self.message or "it was killed (sudo dmesg tells whether memory ran out)"
 
 
 class Sampler:
@@ -123,6 +130,7 @@ def start_sampler(
         command += ["--characterise" if metering.characterise else "--no-characterise"]
         command += [] if metering.max_disk is None else ["--max-disk", str(metering.max_disk)]
         command += [word for meter in metering.meters for word in ("--meter", meter.kind, meter.name, meter.address)]
+        command += _folder_option() if metering.meters else []
     command += [] if look_again_ns is None else ["--look-again-ns", str(look_again_ns)]
     try:
         (folder / "samples").mkdir(exist_ok=True)
@@ -140,6 +148,13 @@ def start_sampler(
     except OSError as error:
         raise _not_started(error.strerror or str(error)) from error
     return Sampler(_pid_when_ready(process, folder, timeout_s), folder)
+
+
+def _folder_option() -> list[str]:
+    """Return the option with the working directory, from which the commands of meters are meant to run."""
+    with contextlib.suppress(OSError):  # it has been removed
+        return ["--folder", str(Path.cwd())]
+    return []
 
 
 def choose_sampler_core(root: Path = Path("/"), allowed: set[int] | None = None) -> int | None:
@@ -202,7 +217,7 @@ def _not_started(why: str) -> SamplerFailed:
 
 
 def _next_line(stdout: IO[bytes], deadline: float) -> tuple[bool, bytes]:
-    """Return whether it said anything before the deadline (monotonic s), and what; nothing at all when it has ended."""
+    """Return whether a line came before the deadline (monotonic s), and the line; an empty one when it has ended."""
     ready = wait_readable(stdout.fileno(), deadline - time.monotonic())
     return (True, stdout.readline()) if ready else (False, b"")
 

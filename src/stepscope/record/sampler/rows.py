@@ -1,4 +1,7 @@
-"""The sampler's files: rows of one sensor and lines of events, appended, and sound after a full disk or a crash."""
+"""The sampler's files: rows of one sensor and lines of events, appended, and sound after a full disk or a crash.
+
+Rows go on in another part each hour; what was closed is packed by a process beside the sampling one.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ import contextlib
 import json
 import os
 import struct
+import subprocess
+import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import stepscope
 from stepscope.clock import Clock, monotonic_ns
 from stepscope.files import add_checksum
 from stepscope.part_names import next_number, rows_file_name
@@ -138,3 +144,67 @@ class EventLog:
 def nan_values(channels: int) -> Sequence[float]:
     """The values of a row in which no channel was read."""
     return [float("nan")] * channels
+
+
+AFTER_NS = 5_000_000_000  # the streams have gone on to the next part by then
+_OF_ROOM = 8  # the open parts may take so much of what the run may take on the disk
+_LEAST_BYTES = 1_000_000
+
+
+class Process(Protocol):
+    """The part of subprocess.Popen that is needed."""
+
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> int: ...
+
+
+def part_bytes(max_disk: int | None) -> int:
+    """Return how much the open parts of the samples may hold, bytes."""
+    return PART_BYTES if max_disk is None else min(PART_BYTES, max(max_disk // _OF_ROOM, _LEAST_BYTES))
+
+
+class PartPacking:
+    """Starts a packing process when a part was closed: one of the chores of the sampling process."""
+
+    def __init__(
+        self,
+        run: Path,
+        turn: CurrentPart,
+        max_disk: int | None = None,
+        clock: Clock = monotonic_ns,
+        start: Callable[[Sequence[str]], Process] | None = None,
+    ) -> None:
+        self._command = [sys.executable, "-m", "stepscope.runfolder.disk_limit", str(run.absolute())]
+        self._command += [] if max_disk is None else ["--max-disk", str(max_disk)]
+        self._turn, self._clock, self._start = turn, clock, _started if start is None else start
+        self._process: Process | None = None
+        self._due_ns: int | None = None
+
+    def start_packing_if_due(self) -> None:
+        """Close the part that is full, and have closed ones packed; one process at a time."""
+        if self._process is not None and self._process.poll() is not None:
+            self._process = None
+        if self._turn.advance_if_full():
+            self._due_ns = self._clock() + AFTER_NS
+        if self._due_ns is not None and self._clock() >= self._due_ns and self._process is None:
+            self._due_ns = None
+            with contextlib.suppress(OSError):  # no memory for it: the next part, or the end of the run
+                self._process = self._start(self._command)
+
+    def stop(self) -> None:
+        """Kill the packing process; its unfinished work has no effect, and is done at the end of the run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def _started(command: Sequence[str]) -> Process:
+    nothing = subprocess.DEVNULL
+    folder = Path(stepscope.__file__).parent.parent  # as for the sampling process: no module of the user's comes first
+    environment = {
+        **os.environ,
+        **dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    }
+    return subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, cwd=folder, env=environment)

@@ -79,7 +79,7 @@ class Loaders:
 def loaders(processes: int | None = None) -> Iterator[Loaders]:
     """A loader a core, gone after the block however it ends; one that cannot be started is excluded."""
     started: list[subprocess.Popen[bytes]] = []
-    command = [sys.executable, "-S", "-E", "-c", _BUSY]
+    command = [sys.executable, "-S", "-I", "-c", _BUSY]  # -I: an os.py of the user's is not ours
     try:
         for _ in range(usable_cores() if processes is None else processes):
             with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import resource
 import struct
@@ -55,7 +56,7 @@ class Stream:
         self._deadlines = Deadlines(target.clock(), self.every_ns, dither) if power or opened.blocking else None
         self._unpack = struct.Struct(f"<{len(opened.channels)}d").unpack_from
         self._liveness = Liveness(self.name, opened.channels, events)
-        self._sensor, self._found, self._target, self._root, self._events = sensor, opened, target, root, events
+        self._sensor, self._opened, self._target, self._root, self._events = sensor, opened, target, root, events
         self._ids = [channel.id for channel in opened.channels]
         self._fetch, self._decode = opened.fetch or opened.read, opened.decode
         self._fetched: list[tuple[int, int, Any]] = []  # what the loop has read, and when, since it was decoded last
@@ -140,10 +141,9 @@ class Stream:
         self._retry_at_ns = now_ns + RETRY_NS
         self._write_loss()
         answer = discover_sensor(self._sensor, self._root, self._target)
-        if isinstance(answer, NoSensor):
+        if isinstance(answer, NoSensor) or not self._use_rediscovered_sensor(answer):
             self._append_nothing(now_ns)
             return
-        self._use_rediscovered_sensor(answer)
         gap_ns = self._clock() - self._lost_ns
         self._lost_ns = None
         message = f"sensor {self.name} answers again after {gap_ns / 1e9:.1f} s"
@@ -179,12 +179,12 @@ class Stream:
         self.flush()
         self.file.close()
         if self._lost_ns is None:
-            self._found.close()
+            _let_go(self._opened)
 
     def _lose(self, before_ns: int, error: Exception) -> None:
         if self._lost_ns is not None:
             return  # by what was read before
-        self._found.close()
+        _let_go(self._opened)
         self._append_nothing(before_ns)
         self._lost_ns = before_ns
         self._retry_at_ns = before_ns + RETRY_NS
@@ -197,34 +197,47 @@ class Stream:
             self._events.write("sensor-lost", self._loss, sensor=self.name)
             self._loss = None
 
-    def _use_rediscovered_sensor(self, sensor: OpenSensor) -> None:
-        """Take a sensor that came back, with its channels in the places that the file has for them."""
-        self._found = sensor
+    def _use_rediscovered_sensor(self, sensor: OpenSensor) -> bool:
+        """Take a sensor that came back, with its channels in the places that the file has for them.
+
+        False where it has none of them: another source answers in its place (/proc/stat for idle states).
+        """
         ids = [channel.id for channel in sensor.channels]
         if ids == self._ids:
-            self._fetch, self._decode = sensor.fetch or sensor.read, sensor.decode
-            return
+            self._opened, self._fetch, self._decode = sensor, sensor.fetch or sensor.read, sensor.decode
+            return True
         # A channel whose name another sensor had taken carries the sensor's own name before it.
         named = {name: place for place, channel in enumerate(ids) for name in (f"{self.name}.{channel}", channel)}
         places = [named.get(name) for name in self._ids]
+        if all(place is None for place in places):
+            _let_go(sensor)
+            return False
 
         def read() -> Sequence[float]:
             values = sensor.read()
             return [NAN if place is None else values[place] for place in places]
 
-        self._fetch, self._decode = read, None
+        self._opened, self._fetch, self._decode = sensor, read, None
+        return True
 
     def _append_nothing(self, before_ns: int) -> None:
         self.file.waiting += self.file.pack(before_ns, self._clock(), *nan_values(len(self._ids)))
 
 
+def _let_go(sensor: OpenSensor) -> None:
+    with contextlib.suppress(Exception):  # of one that is gone, a file or a library may be gone as well
+        sensor.close()
+
+
 def _cpu_ns(of_children: bool) -> int:
     """CPU time of this thread, and with that of all child processes that have ended."""
-    own_ns = time.thread_time_ns()
-    if not of_children:
-        return own_ns
+    return time.thread_time_ns() + (ended_children_cpu_ns() if of_children else 0)
+
+
+def ended_children_cpu_ns() -> int:
+    """Return the CPU time of all child processes of this process that have ended, ns."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own_ns + int((ended.ru_utime + ended.ru_stime) * 1e9)
+    return int((ended.ru_utime + ended.ru_stime) * 1e9)
 
 
 Plan = tuple[Stream, Clock, Callable[[], Any], Callable[[tuple[int, int, Any]], None]]
@@ -328,7 +341,7 @@ class Liveness:
             self._displayed, self._moved_ns, self._stale = values, now_ns, False
         elif not self._stale and now_ns - self._moved_ns > self._stale_after_ns:
             self._stale = True
-            message = f"sensor {self._sensor} has shown the same numbers for {(now_ns - self._moved_ns) / 1e9:.1f} s"
+            message = f"sensor {self._sensor} has given the same numbers for {(now_ns - self._moved_ns) / 1e9:.1f} s"
             self._write_limited_event("stale", message)
 
     def _write_limited_event(self, kind: str, message: str, **fields: object) -> None:
@@ -370,14 +383,26 @@ class ReaderThread:
         self.stream = stream
         self._events, self._clock = events, clock
         self._reading_since_ns: int | None = None
-        self._reported = False
+        self._reported = self._refused = False
         self._stopping = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name=stream.name, daemon=True)
 
     def start(self) -> None:
-        """Begin; the thread takes over core, priority and timer slack of its starter."""
-        self._thread.start()
+        """Begin, if it has not; the thread takes over core, priority and timer slack of its starter.
+
+        Where this process may have no more threads (a training may use up those of its user or container), an event
+        says so once, and the next call tries again.
+        """
+        if self._thread.ident is not None:
+            return
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            if not self._refused:
+                self._refused = True
+                message = f"sensor {self.stream.name} is lost: {error}; it is tried again every second"
+                self._events.write("sensor-lost", message, sensor=self.stream.name)
 
     def report_hung_read(self) -> None:
         """Write an event when a read has not returned for long."""

@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from stepscope.record.sensors.contract import (
     open_files,
     read_small_file,
 )
-from stepscope.record.sensors.cpu import process_ticks
+from stepscope.record.sensors.cpu import process_cpu_clock, process_ticks
 from stepscope.record.sensors.number_files import PEAK, PSS, parse_kb_as_bytes
 
 EVERY_NS = 50_000_000
@@ -208,14 +207,10 @@ def _proportional(proc: Path, process: _Process, sensor: str) -> OpenSensor | No
 
 def _cpu_time(proc: Path, pid: int, stat: int) -> tuple[Callable[[], float], str, int]:
     """The process's CPU time in ns, its source, and how often it moves: a POSIX CPU clock, else ticks."""
+    clock = process_cpu_clock(pid) if proc == Path("/proc") else None
+    if clock is not None:
+        return clock[0], f"CPU clock of process {pid}", clock[1]
     tick_ns = 1_000_000_000 // _TICKS_PER_S
-    if proc == Path("/proc"):
-        clock_id = (~pid << 3) | 2  # MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of the kernel's posix-timers
-        with contextlib.suppress(OSError, AttributeError, OverflowError):
-            time.clock_gettime_ns(clock_id)
-            coarse = getattr(time, "CLOCK_MONOTONIC_COARSE", 6)
-            refresh_ns = int(time.clock_getres(coarse) * 1e9)
-            return lambda: time.clock_gettime_ns(clock_id), f"CPU clock of process {pid}", refresh_ns
     return lambda: process_ticks(os.pread(stat, 1024, 0)) * tick_ns, f"{proc}/{pid}/stat", tick_ns
 
 

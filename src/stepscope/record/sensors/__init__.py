@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ class Survey:
 
     sensors: dict[str, OpenSensor]
     missing: dict[str, NoSensor]
+    cpu_ns: int = 0  # that asking them took
 
 
 @dataclass
@@ -93,7 +95,7 @@ def survey_sensors(
             sensors[name] = answer
         else:
             missing[name] = answer
-    return Survey(make_ids_unique(sensors), missing)
+    return Survey(make_ids_unique(sensors), missing, sum(look.cpu_ns for look in looks.values()))
 
 
 def make_ids_unique(sensors: Mapping[str, OpenSensor], used_ids: Collection[str] = ()) -> dict[str, OpenSensor]:
@@ -114,13 +116,18 @@ class _Discovery:
 
     def __init__(self, sensor: Sensor, root: Path, target: Target) -> None:
         self._sensor, self._root, self._target = sensor, root, target
+        self.cpu_ns = 0  # of the thread, once it has ended
         self._lock = threading.Lock()
         self._answer: OpenSensor | NoSensor | None = None
         self._thread = threading.Thread(target=self._ask, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no more threads for this process: asked again later
+            self._answer = NoSensor("failed", str(error))
 
     def wait(self, seconds: float) -> None:
-        self._thread.join(seconds)
+        if self.asking():
+            self._thread.join(seconds)
 
     def asking(self) -> bool:
         return self._thread.is_alive()
@@ -135,6 +142,7 @@ class _Discovery:
         answer = discover_sensor(self._sensor, self._root, self._target)
         if isinstance(answer, OpenSensor):
             answer = with_read_cost(answer, self._target)
+        self.cpu_ns = time.thread_time_ns()
         with self._lock:
             late = self._answer is not None
             if not late:

@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stepscope.record.access import all_suspended, graphics_cards
 from stepscope.record.sensors.contract import (
+    ASLEEP,
     NAN,
     UNREADABLE,
     Channel,
@@ -32,6 +34,7 @@ from stepscope.record.sensors.hwmon import SOCKET, is_apu
 
 NAME = "amdsmi"
 EVERY_NS = 50_000_000
+_AMD = "0x1002"  # on PCI
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 CHECK_S = 0.2  # how long energy and power are compared
 _AGREES = 10.0
@@ -61,6 +64,8 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     smi = _library(root)
     if isinstance(smi, NoSensor):
         return smi
+    if all_suspended([card for card in graphics_cards(root, _AMD) if not _is_built_in(card)]):
+        return NoSensor("absent", f"every AMD GPU beside the processor's own {ASLEEP}")
     errors: Errors = (getattr(smi, "AmdSmiException", OSError), *UNREADABLE)
     try:
         smi.amdsmi_init()
@@ -114,8 +119,12 @@ def _scopes(smi: Any, handle: Any, index: int, errors: Errors) -> tuple[str, str
         place = ask(handle) if ask else f"amd{index}"  # beside an NVIDIA GPU, which is gpu:0
     except errors:
         place = f"amd{index}"
-    chips = (_PCI_DEVICES / place / "hwmon").glob("hwmon*")
-    return f"gpu:{place}", SOCKET if any(is_apu(chip) for chip in chips) else f"gpu:{place}"
+    return f"gpu:{place}", SOCKET if _is_built_in(_PCI_DEVICES / place) else f"gpu:{place}"
+
+
+def _is_built_in(device: Path) -> bool:
+    """Return whether a PCI device is the graphics inside a processor."""
+    return any(map(is_apu, (device / "hwmon").glob("hwmon*")))
 
 
 def _power(gpu: _Gpu) -> Iterator[Probe]:

@@ -213,9 +213,8 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     if not any(stated):
         close_device_files(files)
         return NoSensor("unsupported", f"{batteries[0][0]}: states neither power, current, energy nor charge")
-    mains = [
-        file
-        for _, file in open_device_files([path / "online" for path in supplies if _is_mains(path)], target.clock)[0]
+    chargers = [
+        file for _, file in open_device_files([path / "online" for path in _chargers(supplies)], target.clock)[0]
     ]
     channels = [
         channel
@@ -224,8 +223,8 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     ]
     return OpenSensor(
         tuple(channels),
-        partial(_read, files, stated, mains),
-        lambda: close_device_files([*files, *mains]),
+        partial(_read, files, stated, chargers),
+        lambda: close_device_files([*files, *chargers]),
         every_ns=EVERY_NS,
         blocking=True,  # the kernel asks the embedded controller, which takes milliseconds
     )
@@ -250,12 +249,12 @@ def _power_w(supply: Supply | None) -> float:
 
 
 def _read(
-    files: Sequence[DeviceFile], stated: Sequence[Sequence[_Quantity]], mains: Sequence[DeviceFile]
+    files: Sequence[DeviceFile], stated: Sequence[Sequence[_Quantity]], chargers: Sequence[DeviceFile]
 ) -> list[float]:
     supplies = [_read_supply(file) for file in files]
     if all(supply is None for supply in supplies):
         raise OSError("no battery answers")
-    plugged = any(_online(file) for file in mains)
+    plugged = any(_online(file) for file in chargers)
     powers = [NAN] * len(supplies) if plugged else powers_w(supplies)
     values: list[float] = []
     for supply, power_w, quantities in zip(supplies, powers, stated, strict=True):
@@ -274,7 +273,7 @@ def _read_supply(file: DeviceFile) -> Supply | None:
 
 def _online(file: DeviceFile) -> bool:
     try:
-        return file.read(_PAGE).strip() == b"1"
+        return file.read(_PAGE).strip() in (b"1", b"2")  # 2: at a voltage that the machine has chosen
     except OSError:
         return False
 
@@ -322,5 +321,11 @@ def _is_battery(folder: Path, supply: Supply | None) -> bool:
     return supply is not None and is_battery(supply, read_line_or_empty(folder / "type"))
 
 
-def _is_mains(folder: Path) -> bool:
-    return read_line_or_empty(folder / "type") == "Mains"
+def _chargers(supplies: Sequence[Path]) -> list[Path]:
+    """Return the supplies that tell whether something beside the battery feeds the machine.
+
+    Those by USB and radio count where there is no adapter: beside one, a port may call itself on that feeds others.
+    """
+    types = {path: read_line_or_empty(path / "type") for path in supplies}
+    adapters = [path for path, kind in types.items() if kind == "Mains"]
+    return adapters or [path for path, kind in types.items() if kind.startswith("USB") or kind == "Wireless"]

@@ -170,7 +170,10 @@ def no_sensor_from_error(error: OSError, path: Path | str, remedy: str | None = 
     """The typed reason behind a failed open or read of a path."""
     detail = f"{path}: {error.strerror or error}"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return NoSensor("denied", detail, remedy or f"sudo chmod a+r {path}")
+        by_mode = not Path(path).is_relative_to("/proc")  # there the kernel's rules refuse, and not a file's mode
+        return NoSensor(
+            "denied", detail, remedy or (f"sudo chmod a+r {path}" if by_mode else "run the profiler as root")
+        )
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return NoSensor("absent", detail, remedy)
     if error.errno in (errno.ENODEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENXIO):

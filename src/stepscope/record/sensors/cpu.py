@@ -10,7 +10,7 @@ import errno
 import os
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -47,11 +47,11 @@ def discover_cores(root: Path, target: Target) -> OpenSensor | NoSensor:
 def cores_online(text: bytes) -> set[int]:
     """The cores of a kernel list such as b"0-3,6"; raises ValueError where it is none."""
     cores: set[int] = set()
-    for part in filter(None, text.strip().split(b",")):
+    for part in text.strip().split(b",") if text.strip() else ():
         first, dash, last = part.partition(b"-")
         begin, end = parse_count(first), parse_count(last if dash else first)
         if not begin <= end < _MOST_CORES:
-            raise ValueError(f"{part[:20]!r} is no range of cores")
+            raise ValueError(f"{part[:20]!r} is not a range of cores")
         cores.update(range(begin, end + 1))
     return cores
 
@@ -242,16 +242,26 @@ def _perf(pid: int) -> OpenSensor | None:
 
 
 def _cpu_clock(pid: int) -> OpenSensor | None:
-    """The kernel brings another process' clock up to date at its tick and at task switches."""
+    clock = process_cpu_clock(pid)
+    if clock is None:
+        return None
+    read_ns, tick_ns = clock
+    channel = _channel(f"CPU clock of process {pid}", tick_ns, 1.0)
+    return OpenSensor((channel,), lambda: [read_ns()], lambda: None)
+
+
+def process_cpu_clock(pid: int) -> tuple[Callable[[], int], int] | None:
+    """Return what reads the CPU time of a process, ns, and how often it moves, ns; None where the kernel has no clock.
+
+    The kernel brings another process' clock up to date at its tick and at task switches.
+    """
     clock_id = (~pid << 3) | 2  # MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of the kernel's posix-timers
     try:
         time.clock_gettime_ns(clock_id)
-        coarse = getattr(time, "CLOCK_MONOTONIC_COARSE", 6)
-        tick_ns = int(time.clock_getres(coarse) * 1e9)
+        tick_ns = int(time.clock_getres(getattr(time, "CLOCK_MONOTONIC_COARSE", 6)) * 1e9)
     except (OSError, AttributeError, OverflowError):
         return None
-    channel = _channel(f"CPU clock of process {pid}", tick_ns, 1.0)
-    return OpenSensor((channel,), lambda: [time.clock_gettime_ns(clock_id)], lambda: None)
+    return partial(time.clock_gettime_ns, clock_id), tick_ns
 
 
 def _stat_of_process(root: Path, pid: int) -> OpenSensor | NoSensor:

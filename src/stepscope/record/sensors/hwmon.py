@@ -48,7 +48,7 @@ from stepscope.record.sensors.number_files import celsius
 HWMON = "hwmon_power"
 _ELSEWHERE = re.compile(r"ina3221x?|ina238|BAT.*|ACAD.*")
 POWER_CHIPS = re.compile(r"ina2(09|19|20|26|30|31|34|60|xx)")
-_GPUS = ("amdgpu", "radeon", "nouveau", "i915", "xe")
+_GPU = re.compile(r"amdgpu|radeon|nouveau|(?:i915|xe)(_gt\d+)?")  # i915_gt1: a tile of an Intel card
 _WHOLE_CARD = ("PPT", "card", "power1", "energy1")
 SOCKET = "rapl:package-0"  # of an AMD APU, whose amdgpu power "includes the CPU" (amdgpu_pm.c)
 _MOST_W = 1000.0
@@ -70,11 +70,11 @@ class Chip:
 
 
 @dataclass(frozen=True)
-class MeterInput:
+class ChipInput:
     """One quantity of a chip: the files to read, whose product is it, and what the chip says about itself."""
 
     chip: Chip
-    stem: str  # power1, energy2
+    stem: str  # power1, energy2, temp1
     files: tuple[str, ...]
     label: str | None
 
@@ -85,13 +85,7 @@ def discover_hwmon(root: Path, target: Target) -> OpenSensor | NoSensor:
     inputs = [meter for chip in chips(folder) for meter in inputs_of(chip)]
     if not inputs:
         return NoSensor("absent", f"{folder}: no chip measures power (an INA219 or INA226 on I2C would)")
-    opened: list[tuple[MeterInput, list[DeviceFile]]] = []
-    refused: list[NoSensor] = []
-    for meter in inputs:
-        try:
-            opened.append((meter, _open(folder, meter, target)))
-        except OSError as error:
-            refused.append(no_sensor_from_error(error, meter.chip.folder / meter.files[0]))
+    opened, refused = _open_inputs(folder, inputs, target.clock)
     if not opened:
         return refused[0]
     every_file = [file for _, files in opened for file in files]
@@ -119,7 +113,7 @@ def chips(folder: Path) -> list[Chip]:
     return all_chips
 
 
-def inputs_of(chip: Chip) -> list[MeterInput]:
+def inputs_of(chip: Chip) -> list[ChipInput]:
     """Powers (momentary before average), energies, and for an INA2xx without a power register bus volts x amperes."""
     files = {path.name for path in chip.folder.glob("*_*")}
     inputs = []
@@ -128,12 +122,10 @@ def inputs_of(chip: Chip) -> list[MeterInput]:
         for stem in (f"{kind}{index}" for index in sorted(indices)):
             file = f"{stem}_input" if f"{stem}_input" in files else f"{stem}_average"
             if kind == "power" or file.endswith("_input"):
-                inputs.append(
-                    MeterInput(chip, stem, (file,), read_line_or_empty(chip.folder / f"{stem}_label") or None)
-                )
+                inputs.append(ChipInput(chip, stem, (file,), read_line_or_empty(chip.folder / f"{stem}_label") or None))
     if not inputs and POWER_CHIPS.fullmatch(chip.name) and {"in1_input", "curr1_input"} <= files:
         label = read_line_or_empty(chip.folder / "in1_label") or read_line_or_empty(chip.folder / "curr1_label") or None
-        inputs.append(MeterInput(chip, "power1", ("in1_input", "curr1_input"), label))
+        inputs.append(ChipInput(chip, "power1", ("in1_input", "curr1_input"), label))
     return inputs
 
 
@@ -147,15 +139,22 @@ def watts_or_joules(texts: Sequence[bytes], stem: str) -> float:
     return micro / 1e6 if _LEAST_UW <= micro <= _MOST_UW else NAN
 
 
-def _open(folder: Path, meter: MeterInput, target: Target) -> list[DeviceFile]:
-    opened: list[DeviceFile] = []
-    try:
-        for file in meter.files:
-            opened += [_open_chip_file(folder, meter.chip, file, target.clock)]
-    except OSError:
-        close_device_files(opened)
-        raise
-    return opened
+def _open_inputs(
+    folder: Path, inputs: Sequence[ChipInput], clock: Clock
+) -> tuple[list[tuple[ChipInput, list[DeviceFile]]], list[NoSensor]]:
+    """Open those inputs that can be opened; return them with their files, and why the others cannot."""
+    opened: list[tuple[ChipInput, list[DeviceFile]]] = []
+    refused: list[NoSensor] = []
+    for chip_input in inputs:
+        files: list[DeviceFile] = []
+        try:
+            for file in chip_input.files:
+                files += [_open_chip_file(folder, chip_input.chip, file, clock)]
+            opened.append((chip_input, files))
+        except OSError as error:
+            close_device_files(files)
+            refused.append(no_sensor_from_error(error, chip_input.chip.folder / chip_input.files[0]))
+    return opened, refused
 
 
 def _open_chip_file(folder: Path, chip: Chip, file: str, clock: Clock) -> DeviceFile:
@@ -164,7 +163,7 @@ def _open_chip_file(folder: Path, chip: Chip, file: str, clock: Clock) -> Device
     def find() -> Path | None:
         return next((now.folder / file for now in chips(folder) if now.identity == chip.identity), None)
 
-    return CardFile(find, clock) if chip.name in _GPUS else DeviceFile(find, clock)
+    return CardFile(find, clock) if _GPU.fullmatch(chip.name) else DeviceFile(find, clock)
 
 
 def _read(folder: Path, opened: Sequence[tuple[str, Sequence[DeviceFile]]]) -> list[float]:
@@ -180,7 +179,7 @@ def _read(folder: Path, opened: Sequence[tuple[str, Sequence[DeviceFile]]]) -> l
     return values
 
 
-def _meter_channel(meter: MeterInput, inputs: Sequence[MeterInput]) -> Channel:
+def _meter_channel(meter: ChipInput, inputs: Sequence[ChipInput]) -> Channel:
     is_energy = meter.stem.startswith("energy")
     quantity = "energy" if is_energy else "power"
     scope, parent = _scope(meter, inputs)
@@ -199,21 +198,21 @@ def _meter_channel(meter: MeterInput, inputs: Sequence[MeterInput]) -> Channel:
         source=" x ".join(str(meter.chip.folder / file) for file in meter.files),
         rail="package-0" if scope == SOCKET else meter.label or f"{meter.chip.identity}/{meter.stem}",
         refresh_ns=interval_ns,
-        step_size=1e-6 if is_energy and meter.chip.name == "i915" else None,
+        step_size=1e-6 if is_energy and meter.chip.name.startswith("i915") else None,
         filter=f"average over {meter.stem}_average_interval" if averages else "block average" if is_ina else None,
         window_ns=average_ns if averages else interval_ns if is_ina else None,
         most_per_s=_MOST_W if is_energy else None,
     )
 
 
-def _scope(meter: MeterInput, inputs: Sequence[MeterInput]) -> tuple[str, str]:
+def _scope(meter: ChipInput, inputs: Sequence[ChipInput]) -> tuple[str, str]:
     """Scope and parent: a graphics card by its bus address, the ACPI meter, any other chip a rail of the board."""
     name = meter.label or meter.stem
     if is_apu(meter.chip.folder):
         return (SOCKET if meter.stem == "power1" else f"{SOCKET}/{name}"), "system"
-    if meter.chip.name in _GPUS:
-        card = f"gpu:{meter.chip.bus or meter.chip.name}"
-        return (card, "system") if name in _WHOLE_CARD else (f"{card}/{name}", card)
+    if gpu := _GPU.fullmatch(meter.chip.name):
+        card, part = f"gpu:{meter.chip.bus or meter.chip.name}", (gpu[1] or "").removeprefix("_") or name
+        return (card, "system") if part in _WHOLE_CARD else (f"{card}/{part}", card)
     if meter.chip.name == "power_meter":  # ACPI: what the whole machine draws
         return f"meter:{meter.chip.identity}/{name}", "system"
     scope = f"rail:{meter.chip.identity}/{name}"
@@ -325,37 +324,21 @@ _NO_DEVICE_OF_A_TRAINING = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class ThermalInput:
-    """One temperature of a chip: the file of its number, and what the chip calls it."""
-
-    chip: Chip
-    stem: str  # temp1
-    label: str
-
-
 def discover_temperatures(root: Path, target: Target) -> OpenSensor | NoSensor:
     """A gauge of degrees Celsius each input; a chip that comes back is found again within a second."""
     folder = root / "sys/class/hwmon"
     inputs = find_temperature_inputs(folder)
     if not inputs:
         return NoSensor("absent", f"{folder}: no chip measures a temperature of board or processor (an LM75 would)")
-    opened: list[tuple[ThermalInput, DeviceFile]] = []
-    refused: list[NoSensor] = []
-    for chip_input in inputs:
-        file = f"{chip_input.stem}_input"
-        try:
-            opened.append((chip_input, _open_chip_file(folder, chip_input.chip, file, target.clock)))
-        except OSError as error:
-            refused.append(no_sensor_from_error(error, chip_input.chip.folder / file))
+    opened, refused = _open_inputs(folder, inputs, target.clock)
     if not opened:
         return refused[0]
-    files = [file for _, file in opened]
+    files = [file for _, files in opened for file in files]
     channels = tuple(_temperature_channel(chip_input) for chip_input, _ in opened)
     return OpenSensor(channels, partial(_read_celsius, files), lambda: close_device_files(files), _EVERY_NS)
 
 
-def find_temperature_inputs(folder: Path) -> list[ThermalInput]:
+def find_temperature_inputs(folder: Path) -> list[ChipInput]:
     """The inputs of every chip in order of number; one whose sensor the driver states to be faulty is excluded."""
     inputs = []
     for chip in chips(folder):
@@ -367,13 +350,14 @@ def find_temperature_inputs(folder: Path) -> list[ThermalInput]:
         for index in sorted(int(match[1]) for match in matches if match):
             stem = f"temp{index}"
             if read_line_or_empty(chip.folder / f"{stem}_fault") != "1":
-                inputs.append(ThermalInput(chip, stem, read_line_or_empty(chip.folder / f"{stem}_label") or stem))
+                label = read_line_or_empty(chip.folder / f"{stem}_label") or None
+                inputs.append(ChipInput(chip, stem, (f"{stem}_input",), label))
     return inputs
 
 
-def _temperature_channel(chip_input: ThermalInput) -> Channel:
-    scope = f"zone:{chip_input.chip.identity}/{chip_input.label}"
-    source = str(chip_input.chip.folder / f"{chip_input.stem}_input")
+def _temperature_channel(chip_input: ChipInput) -> Channel:
+    scope = f"zone:{chip_input.chip.identity}/{chip_input.label or chip_input.stem}"
+    source = str(chip_input.chip.folder / chip_input.files[0])
     return Channel(
         f"{scope.replace(':', '.')}.temperature", TEMPERATURE, "temperature", "degC", "gauge", scope, source,
         parent_scope="system",

@@ -241,7 +241,7 @@ def parse_reading(line: str) -> dict[str, float]:
     pairs = _split_named_values(text)
     values = _pairs(pairs) if pairs else _parse_bare_numbers(text)
     if not values.keys() - {"meter_clock"}:
-        raise ValueError(f"'{text[:60]}' is no reading: expected <watts>, <unix seconds> <watts>, or power=<watts>")
+        raise ValueError(f"'{text[:60]}' is not a reading: expected <watts>, <unix seconds> <watts>, or power=<watts>")
     return values
 
 
@@ -290,7 +290,7 @@ def _value(word: str, unit: str = "") -> tuple[str, float]:
     """A number, with a unit of its own or in the unit given, W in the end; raises ValueError."""
     matched = _NUMBER.fullmatch(word)
     if matched is None:
-        raise ValueError(f"'{word[:40]}' is no number")
+        raise ValueError(f"'{word[:40]}' is not a number")
     if _EITHER_COMMA.fullmatch(matched[1]):
         plain = matched[1].replace(",", "")
         raise ValueError(f"'{word[:40]}' can be {matched[1].replace(',', '.')} or {plain}: print a decimal point")
@@ -298,9 +298,9 @@ def _value(word: str, unit: str = "") -> tuple[str, float]:
     quantity, _, factor = _TIME if unit == "time" else UNITS[unit or "w"]
     if own:
         if own not in UNITS or (unit and UNITS[own][0] != quantity):
-            raise ValueError(f"'{word[:40]}': '{matched[2]}' is no unit of {quantity}")
+            raise ValueError(f"'{word[:40]}': '{matched[2]}' is not a unit of {quantity}")
         quantity, _, factor = UNITS[own]
     value = float(matched[1].replace(",", ".")) * factor
     if not abs(value) <= _MOST:
-        raise ValueError(f"'{word[:40]}' is no plausible reading")
+        raise ValueError(f"'{word[:40]}' is not a plausible reading")
     return quantity, value

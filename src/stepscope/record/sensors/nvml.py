@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.access import cards_asleep
+from stepscope.record.access import all_suspended, graphics_cards
 from stepscope.record.sensors.contract import (
     ASLEEP,
     NAN,
@@ -34,10 +34,10 @@ NAME = "nvml"
 EVERY_NS = 50_000_000  # polling at 25 ms was seen to hold the driver's lock most of the time
 _NVIDIA = "0x10de"  # on PCI
 DEAR_NS, DEAR_EVERY_NS = 500_000, 100_000_000  # the energy call takes 2.4 ms under some drivers
-_WHY: dict[int, tuple[Reason, str | None]] = {  # NVML return codes
+_WHY: dict[int, tuple[Reason, str | None]] = {  # NVML return codes; no driver helps where there is no card
     4: ("denied", "give this user access to /dev/nvidia* (in a container: docker run --gpus all)"),
     9: ("absent", "sudo modprobe nvidia, then check with nvidia-smi"),
-    12: ("absent", "install NVIDIA's driver: it brings libnvidia-ml.so.1"),
+    12: ("absent", "install NVIDIA's driver, which brings libnvidia-ml.so.1 (in a container: docker run --gpus all)"),
     18: ("failed", "reboot: the driver was updated while it was loaded"),
 }
 
@@ -49,13 +49,14 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     nvml = _library(root)
     if isinstance(nvml, NoSensor):
         return nvml
-    if cards_asleep(root, _NVIDIA):
+    cards = graphics_cards(root, _NVIDIA)
+    if all_suspended(cards):
         return NoSensor("absent", f"every NVIDIA GPU {ASLEEP}")
     try:
         nvml.nvmlInit()
     except (nvml.NVMLError, OSError) as error:
         reason, remedy = _WHY.get(getattr(error, "value", -1), ("failed", None))
-        return NoSensor(reason, f"NVML: {error}", remedy)
+        return NoSensor(reason, f"NVML: {error}", remedy if cards or reason != "absent" else None)
     try:
         sensor = _sensor(nvml, target)
     except (nvml.NVMLError, *UNREADABLE) as error:

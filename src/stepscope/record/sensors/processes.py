@@ -43,16 +43,23 @@ MOST_HELD = 256  # files that stay open: of hundreds of workers the others are o
 def discover_children(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Two channels over all descendants but this process; 0 where there are none."""
     tasks = root / f"proc/{target.pid}/task"
+    unlisted = _why_unlisted(tasks)
+    if unlisted is not None:
+        return unlisted
+    family = _Descendants(root / "proc", target.pid, target.clock)
+    return OpenSensor(_channels(tasks), family.read, family.close, every_ns=EVERY_NS)
+
+
+def _why_unlisted(tasks: Path) -> NoSensor | None:
+    """Return why the children of a process cannot be listed; None where they can."""
     try:
-        list_file = next(tasks.iterdir()) / "children"
-        read_small_file(list_file)
+        read_small_file(next(tasks.iterdir()) / "children")
     except StopIteration:
         return NoSensor("absent", f"{tasks} is empty")
     except OSError as error:
-        remedy = "a kernel with CONFIG_PROC_CHILDREN=y" if tasks.is_dir() else None
+        remedy = "a kernel with CONFIG_PROC_CHILDREN=y" if error.errno == errno.ENOENT and tasks.is_dir() else None
         return no_sensor_from_error(error, error.filename or tasks, remedy)
-    family = _Descendants(root / "proc", target.pid, target.clock)
-    return OpenSensor(_channels(tasks), family.read, family.close, every_ns=EVERY_NS)
+    return None
 
 
 def descendants(proc: Path, pid: int) -> set[int]:
@@ -177,16 +184,15 @@ MOST = 64  # processes that are read; with more, the sum is not known
 def discover_memory(root: Path, target: Target) -> OpenSensor | NoSensor:
     """One gauge, B: `pss` over all descendants but the training processes; 0 where there are none."""
     proc = root / "proc"
-    tasks = proc / f"{target.pid}/task"
+    tasks, rollup = proc / f"{target.pid}/task", proc / f"{target.pid}/smaps_rollup"
+    unlisted = _why_unlisted(tasks)
+    if unlisted is not None:
+        return unlisted
     try:
-        read_small_file(next(tasks.iterdir()) / "children")
-        if PSS.search(read_small_file(proc / f"{target.pid}/smaps_rollup")) is None:
-            return NoSensor("unsupported", f"{proc}/{target.pid}/smaps_rollup states no pss")
-    except StopIteration:
-        return NoSensor("absent", f"{tasks} is empty")
+        if PSS.search(read_small_file(rollup)) is None:
+            return NoSensor("unsupported", f"{rollup} states no pss")
     except OSError as error:
-        remedy = "a kernel with CONFIG_PROC_CHILDREN=y" if tasks.is_dir() else None
-        return no_sensor_from_error(error, error.filename or tasks, remedy)
+        return no_sensor_from_error(error, rollup)
 
     def read() -> list[float]:
         others = descendants(proc, target.pid) - target.training

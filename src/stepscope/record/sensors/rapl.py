@@ -30,8 +30,8 @@ from stepscope.record.sensors.contract import (
     close_files,
     no_sensor_from_error,
     read_line_or_empty,
-    read_small_file,
 )
+from stepscope.record.sensors.cpu import cores_online
 
 NAME = "rapl"
 REFRESH_NS = 1_000_000
@@ -45,6 +45,7 @@ _INTEL = {"dram", "psys", "uncore"}  # zones of Intel's alone, also of a simulat
 _AMD = re.compile(r"^vendor_id\s*:\s*(AuthenticAMD|HygonGenuine)", re.MULTILINE)
 _NOT_READ = "its zone core is one core's on AMD: not read"
 _PACKAGE = re.compile(r"package-\d+(-die-\d+)?")
+_UNMASK = "docker run --security-opt systempaths=unconfined   (Podman: unmask=/sys/devices/virtual/powercap)"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     is_amd = _AMD.search(read_line_or_empty(root / "proc/cpuinfo")) and not _INTEL & {zone.name for zone in everything}
     usable = [zone for zone in everything if not (is_amd and zone.name == "core")]
     if not usable:
-        return NoSensor("absent", f"{folder}: no intel-rapl zone (Intel and AMD processors; not in virtual machines)")
+        return _absence(folder)
     opened_files, refused = open_device_files([zone.energy for zone in usable], target.clock)
     opened = dict(opened_files)
     chosen = first_zone_per_domain([zone for zone in usable if zone.energy in opened])
@@ -209,6 +210,13 @@ def _note_denied(channels: Sequence[Channel], all_zones: Sequence[Zone], chosen:
     return (replace(channels[0], source=note), *channels[1:])
 
 
+def _absence(folder: Path) -> NoSensor:
+    """Return why there is no zone: a container that hides them leaves links that lead nowhere."""
+    if any(link.is_symlink() and not link.exists() for link in folder.glob("intel-rapl*")):
+        return NoSensor("denied", f"{folder}: the container hides /sys/devices/virtual/powercap", _UNMASK)
+    return NoSensor("absent", f"{folder}: no intel-rapl zone (Intel and AMD processors; not in virtual machines)")
+
+
 def _refusal(refused: Sequence[OSError], all_zones: Sequence[Zone]) -> NoSensor:
     reason = no_sensor_from_error(refused[0], all_zones[0].energy, _remedy(all_zones))
     if reason.reason != "denied":
@@ -237,7 +245,8 @@ PERF = "rapl_perf"
 _STILL_S = 0.05  # a processor at rest takes some hundred steps of its counter in it
 _RAILS = {"pkg": "package", "cores": "core", "gpu": "uncore", "ram": "dram", "psys": "psys"}  # as powercap names them
 _REMEDY = (
-    "sudo sysctl kernel.perf_event_paranoid=0   (for good: a line in /etc/sysctl.d/; or open RAPL's powercap files)"
+    "sudo sysctl kernel.perf_event_paranoid=0   (for good: a line in /etc/sysctl.d/; or open RAPL's powercap files; "
+    "in a container: docker run --cap-add PERFMON)"
 )
 Opener = Callable[[int, int, int], int]
 Wait = Callable[[], None]
@@ -277,7 +286,9 @@ def events(root: Path) -> list[Event]:
     """The energy events of every package; raises OSError or ValueError where the PMU's own files say nothing."""
     folder = root / "sys/bus/event_source/devices/power"
     event_type = int(read_line_or_empty(folder / "type"))
-    cpus = cpu_list(read_line_or_empty(folder / "cpumask"))
+    cpus = sorted(cores_online(read_line_or_empty(folder / "cpumask").encode()))
+    if not cpus:
+        raise ValueError("cpumask names no CPU")
     packages = _package_names(root, cpus)
     all_events = []
     for path in sorted((folder / "events").glob("energy-*")):
@@ -337,17 +348,6 @@ def _takes_power(event: Event) -> bool:
     return event.rail == "psys" or "/" not in event.domain
 
 
-def cpu_list(text: str) -> list[int]:
-    """The CPUs of a kernel list such as "0,18-19"; raises ValueError on other text and on an empty list."""
-    cpus: list[int] = []
-    for part in text.strip().split(","):
-        match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part, re.ASCII)
-        if match is None:
-            raise ValueError(f"cpumask: {text.strip()[:40]!r} is no list of CPUs")
-        cpus += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return cpus
-
-
 def _event_config(text: str) -> int | None:
     match = re.fullmatch(r"event=(0x[0-9a-fA-F]{1,8}|\d{1,8})", text, re.ASCII)
     return int(match[1], 0) if match and not re.fullmatch(r"0\d+", match[1]) else None
@@ -376,11 +376,8 @@ def _package_names(root: Path, cpus: Sequence[int]) -> dict[int, str]:
 
 
 def _topology(root: Path, cpu: int, name: str) -> int | None:
-    try:
-        number = int(read_small_file(root / f"sys/devices/system/cpu/cpu{cpu}/topology/{name}"))
-    except (OSError, ValueError):
-        return None
-    return number if number >= 0 else None
+    number = natural(read_line_or_empty(root / f"sys/devices/system/cpu/cpu{cpu}/topology/{name}").encode(), 2.0**31)
+    return None if number != number else int(number)
 
 
 def _rail_and_domain(rail: str, package: str) -> tuple[str, str]:

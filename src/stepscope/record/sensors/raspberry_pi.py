@@ -258,7 +258,7 @@ def _sensor(source: str, ask: Callable[[], str], close: Callable[[], None]) -> O
         text = ask()
         bits = parse_throttled(text)
         if bits is None:
-            raise ValueError(f"{source}: {text.strip()[:80]!r} is no set of bits")
+            raise ValueError(f"{source}: {text.strip()[:80]!r} is not a set of bits")
         return [float(bits >> bit & 1) for bit in THROTTLE_BITS.values()]
 
     try:
