@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from itertools import groupby
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from stepscope.part_names import has_steps
 
 RUNS = Path("runs")
 NEWEST = "last"
-_STAMP = len("20260101T000000Z")
+_LATEST_NS = 1 << 62  # the year 2116: later is no time
+_STAMP = re.compile(r"\d{8}T\d{6}Z")
 
 
 def run_folders(parent: Path) -> list[Path]:
@@ -25,16 +28,16 @@ def last_runs(count: int, runs: str | Path = RUNS) -> list[Path]:
     if len(folders) < count:
         count_text = f"{len(folders)} run{'' if len(folders) == 1 else 's'} with steps"
         raise RunNotFound(f"there are {count_text} below '{runs}', not {count}", "name the runs, or record one more")
-    return _newest(folders, count)
+    return newest_runs(folders, count)
 
 
-def _newest(folders: list[Path], count: int) -> list[Path]:
+def newest_runs(folders: list[Path], count: int) -> list[Path]:
     """Return the last of these runs, the oldest of them first: a name begins with its UTC stamp.
 
-    Those of one second, and no others, are read: they are in the order of their clocks.
+    Those of one second, and those that were renamed, are read: they are in the order of their clocks.
     """
     newest: list[Path] = []
-    for _, same in groupby(sorted(folders, reverse=True), key=lambda folder: folder.name[:_STAMP]):
+    for _, same in groupby(sorted(folders, key=_stamp, reverse=True), key=_stamp):
         tied = list(same)
         newest += sorted(tied, key=_began_ns, reverse=True) if len(tied) > 1 else tied
         if len(newest) >= count:
@@ -42,10 +45,16 @@ def _newest(folders: list[Path], count: int) -> list[Path]:
     return newest[:count][::-1]
 
 
+def _stamp(run: Path) -> str:
+    """Return when a run began, UTC, as its name has it; of one that was renamed, as its clock does."""
+    stamp = _STAMP.match(run.name)
+    return stamp[0] if stamp else time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(_began_ns(run) // 1_000_000_000))
+
+
 def _began_ns(run: Path) -> int:
     clock = read_json_object(run / "run.json").get("clock")
     unix_ns = clock.get("unix_ns") if isinstance(clock, dict) else None
-    return unix_ns if isinstance(unix_ns, int) else 0
+    return min(max(unix_ns, 0), _LATEST_NS) if isinstance(unix_ns, int) else 0
 
 
 def find_run(run: str | Path, runs: str | Path = RUNS) -> Path:
@@ -58,5 +67,5 @@ def find_run(run: str | Path, runs: str | Path = RUNS) -> Path:
         folders = run_folders(below)
         if not folders:
             raise RunNotFound(f"there is no run below '{below}'", "record one: stepscope run lenet")
-        return _newest(folders, 1)[0].joinpath(*path.parts[1:])
+        return newest_runs(folders, 1)[0].joinpath(*path.parts[1:])
     return below / path if not path.exists() and (below / path).is_dir() else path

@@ -258,6 +258,39 @@ def test_time_per_sample_is_that_of_a_step_over_the_batch(tmp_path: Path) -> Non
     assert step.differences()["batch"] == (16, 32)
 
 
+def test_a_shorter_step_of_fewer_samples_is_not_called_faster(tmp_path: Path) -> None:
+    first = fabricate_run(tmp_path / "a", steps=40, noise=0.01)
+    half = fabricate_run(tmp_path / "b", steps=40, batch=8, header=workload(8), stretch=lambda _: 0.7)
+    (sentence,) = compare([first, half]).sentences()
+    assert "A step of B is 1.43x shorter than one of A: 11.2 ms a step against 16 ms" in sentence
+    assert "faster" not in sentence
+    assert "Changed: batch 16 to 8. Samples/s, B / A: 0.71" in sentence
+
+
+def test_by_samples_the_sentence_the_titles_and_the_parts_are_of_a_sample(tmp_path: Path) -> None:
+    first = fabricate_run(tmp_path / "a", steps=40, noise=0.01)
+    other = fabricate_run(tmp_path / "b", steps=40, batch=32, header=workload(32), stretch=lambda _: 1.6)
+    comparison = compare([first, other], per="sample")
+    (sentence,) = comparison.sentences()
+    assert "B is 1.25x faster than A: 800 us a sample against 1 ms" in sentence
+    assert "'features.0' -1" in sentence
+    console = Console(width=140)
+    with console.capture() as screen_capture:
+        console.print(render(comparison))
+    screen = screen_capture.get()
+    assert "time of a sample by layer, A to B: 1 ms to 800 us" in screen
+    assert "runs without the profiler, over its samples" in screen
+    same = fabricate_run(tmp_path / "c", steps=40, noise=0.01, batch=32, header=workload(32), seed=2)
+    assert "x faster than A: " in compare([first, same], per="sample").sentences()[0]
+    assert "No difference in step time seen" in compare([first, same]).sentences()[0]
+
+
+def test_a_run_that_did_not_end_well_is_said_to_be_one(tmp_path: Path) -> None:
+    paths = [fabricate_run(tmp_path / name, status=status) for name, status in (("a", "ok"), ("b", "oom"))]
+    (note,) = [note for note in compare(paths).notes if "ended as" in note]
+    assert note == f"B: '{paths[1].name}' ended as oom: its numbers are of the steps until then."
+
+
 def test_repeats_in_one_folder_have_the_interval_between_runs(tmp_path: Path) -> None:
     for seed, overhead in enumerate((0.0, 0.02, 0.04)):
         fabricate_run(
@@ -288,6 +321,15 @@ def test_folders_of_several_settings_are_matched_and_the_rest_is_named(tmp_path:
     mean = comparison.overall("step_time")
     assert mean is not None
     assert mean.value == pytest.approx(20 / 16)
+
+
+def test_a_mean_over_settings_is_of_one_scope_and_says_of_how_many(tmp_path: Path) -> None:
+    for batch in (16, 32, 64):
+        for name in ("a", "b"):
+            watts = {"power_w": 5.0} if batch != 64 else {}
+            fabricate_run(tmp_path / name, batch=batch, header=workload(batch), **watts)  # type: ignore[arg-type]
+    titles = {title for title, *_ in compare([tmp_path / "a", tmp_path / "b"]).overall_ratios()}
+    assert {"Step time", "Energy per step of total (2 of them)"} <= titles
 
 
 def test_a_sweep_is_compared_by_the_runs_in_it(tmp_path: Path) -> None:

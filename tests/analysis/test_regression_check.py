@@ -5,11 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.analysis.powered import TX2, powered, rail, times
 from tests.analysis.test_compare import SLOW, slower, workload
 from tests.fabricate import STEP, fabricate_run
 
 from stepscope.analysis.compare import NONE, REGRESSION, UNSURE, check
+from stepscope.analysis.estimate import Estimate, geometric_mean_of_repeats
 from stepscope.errors import RunError, UsageError
+from stepscope.report.comparison import markdown
 
 
 def test_a_step_that_is_surely_slower_is_a_regression(tmp_path: Path) -> None:
@@ -49,6 +54,27 @@ def test_one_regression_outweighs_all_else(tmp_path: Path) -> None:
     baseline = fabricate_run(tmp_path / "a", steps=80, noise=0.01)
     slow = fabricate_run(tmp_path / "b", steps=80, noise=0.01, ops=SLOW)
     assert check(slow, baseline, {"time": 0.05, "memory": 0.03, "energy": 0.05}).outcome == REGRESSION
+
+
+def test_energy_without_a_total_is_judged_by_every_component_and_names_each(tmp_path: Path) -> None:
+    t_ns = times(60)
+
+    def board(name: str, gpu_w: float) -> Path:
+        cpu, gpu = (rail(f"VDD_SYS_{unit}", watts, t_ns) for unit, watts in (("CPU", 2.0), ("GPU", gpu_w)))
+        return powered(tmp_path / name, cpu, gpu, steps=60, device={"board": TX2}).path
+
+    result = check(board("b", 6.0), board("a", 3.0), {"energy": 0.05})
+    assert {row.component: row.outcome for row in result.judged} == {"cpu": NONE, "gpu": REGRESSION}
+    assert result.outcome == REGRESSION
+    assert "Energy per step of gpu" in markdown(result)
+    assert "energy of gpu: regression" in markdown(result)
+
+
+@given(st.integers(1, 1 << 40), st.integers(1, 6), st.integers(1, 6))
+def test_repeats_that_counted_the_same_are_the_same_however_many(size: int, first: int, other: int) -> None:
+    sides = (geometric_mean_of_repeats([Estimate(*[float(size)] * 3)] * count) for count in (first, other))
+    ratio = next(sides) / next(sides)
+    assert ratio == Estimate(1.0, 1.0, 1.0)
 
 
 def test_repeats_count_differences_between_runs(tmp_path: Path) -> None:

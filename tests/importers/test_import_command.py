@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import polars as pl
 import pytest
 from tests.importers.test_import_of_sensor_logs import profile, tegrastats_log
 from tests.patience import HANG_S
@@ -33,7 +34,7 @@ def test_a_profile_and_a_log_become_one_run_that_says_what_it_lacks(capsys: pyte
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--utc-offset", "Berlin"], "no offset"),
+        (["--utc-offset", "Berlin"], "not an offset"),
         (["--interval", "soon"], "not a length of time"),
         (["--interval", "0ms"], "must be above 0"),
         (["--started", "noon"], "--started noon"),
@@ -75,6 +76,30 @@ def test_a_packed_file_that_is_cut_off_gives_what_it_holds(capsys: pytest.Captur
     shown = capsys.readouterr()
     assert 2 < len(Run(shown.out.strip()).steps) < 12
     assert "it is cut off in the midst of the events" in shown.err
+
+
+@pytest.mark.parametrize("options", [[], ["--kind", "tegrastats"]])
+def test_a_packed_log_is_to_be_unpacked_first(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    tegrastats_log(Path("tegra.log"))
+    Path("tegra.log.gz").write_bytes(gzip.compress(Path("tegra.log").read_bytes()))
+    assert exit_code(["import", "tegra.log.gz", *options]) == 2
+    assert "gunzip 'tegra.log.gz'" in capsys.readouterr().err
+    profile(Path("p.json"))
+    assert exit_code(["import", "p.json", "--with", "tegra.log.gz"]) == 2
+    assert "gunzip 'tegra.log.gz'" in capsys.readouterr().err
+
+
+def test_a_log_that_a_full_disk_does_not_take_leaves_no_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise pl.exceptions.ComputeError("parquet: underlying IO error: No space left on device (os error 28)")
+
+    tegrastats_log(Path("tegra.log"))
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
+    assert exit_code(["import", "tegra.log", "--utc-offset", "+00:00"]) == 5
+    assert "cannot write below 'runs': No space left on device" in capsys.readouterr().err
+    assert list(Path("runs").iterdir()) == []
 
 
 def test_importing_needs_no_torch() -> None:

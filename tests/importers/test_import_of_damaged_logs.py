@@ -12,6 +12,8 @@ import pytest
 from tests.importers.test_import_of_sensor_logs import BEGIN, profile
 from tests.store.command_line import exit_code
 
+from stepscope.analysis.run import Run
+from stepscope.importers import import_file
 from stepscope.importers.sensor_logs import KINDS, Clock, SensorLog
 from stepscope.record.log_times import UnknownUnit
 from stepscope.record.meter_csv import read_log_text
@@ -153,3 +155,11 @@ def test_volts_and_amperes_of_the_mains_are_no_watts_and_those_of_a_supply_are()
             read("meter-csv", text)
     Path("a.log").write_text(table("230.0"))
     assert exit_code(["import", "a.log"]) == 2
+
+
+def test_a_meter_whose_file_has_a_very_long_name_loses_no_channel() -> None:
+    path = Path(f"{'x' * 230}.csv")
+    path.write_text("time,power\n2026-11-21T11:49:45Z,5\n2026-11-21T11:49:46Z,6\n", encoding="utf-8")
+    run = Run(import_file(path))
+    assert run.samples("power")["value"].to_list() == [5.0, 6.0]
+    assert run.damaged == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 from pathlib import Path
 
 import polars as pl
@@ -63,6 +64,23 @@ def test_some_steps_come_back_with_what_is_left_of_the_warm_up(tmp_path: Path) -
         assert again.phases()["share"].sum() == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    ("status", "again"), [("ok", "ok"), ("oom", "oom"), ("failed", "failed"), (None, "interrupted")]
+)
+def test_a_run_that_did_not_end_well_comes_back_as_one(status: str | None, again: str, tmp_path: Path) -> None:
+    stated = {"framework": "jax", "reason": "it grew"} if status == "oom" else {"pid": 2**22 + 7}
+    first = Run(fabricate_run(tmp_path / "a", status=status, header=stated))
+    path = exported(first.path, tmp_path)
+    for packed in (False, True):
+        if packed:
+            path = tmp_path / "export.json.gz"
+            path.write_bytes(gzip.compress((tmp_path / "export.json").read_bytes()))
+        run = Run(import_file(path, out=tmp_path / "b"))
+        assert (run.status, run.meta["status"]) == (again, again)
+        assert (run.meta.get("framework"), run.meta["reason"]) == (stated.get("framework"), first.meta.get("reason"))
+        assert run.meta["imported"]["kind"] == "stepscope-chrome"
+
+
 def test_what_the_user_says_comes_first(tmp_path: Path) -> None:
     path = exported(fabricate_run(tmp_path / "a"), tmp_path)
     asked = Options(name="mine", batch_size=5, warmup=1, board="tx2")
@@ -77,7 +95,7 @@ def test_an_export_is_no_log_that_can_be_laid_beside_another_file(tmp_path: Path
     path = exported(fabricate_run(tmp_path / "a"), tmp_path)
     log = tmp_path / "meter.csv"
     log.write_text("time,power\n2026-11-21T11:49:45Z,5\n2026-11-21T11:49:46Z,5\n")
-    with pytest.raises(UsageError, match="is no log of a sensor"):
+    with pytest.raises(UsageError, match="is not a sensor log"):
         import_file(log, [path], out=tmp_path / "b")
 
 

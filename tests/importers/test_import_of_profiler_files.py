@@ -156,6 +156,25 @@ def test_a_file_that_is_cut_off_gives_what_it_holds_and_says_so(tmp_path: Path, 
     assert "end of the file" in {lack["what"] for lack in run.meta["imported"]["lacks"]}
 
 
+def test_a_step_that_is_cut_off_in_its_midst_counts_for_none(tmp_path: Path) -> None:
+    events = [
+        each for i in range(4) for each in (step(i, i * 10, 9), *(op("aten::mm", i * 10 + at, 1) for at in range(8)))
+    ]
+    cut = write(tmp_path / "cut.json", events)
+    text = cut.read_text(encoding="utf-8")
+    cut.write_text(text[: text.index("ProfilerStep#3") + 1000], encoding="utf-8")
+    run = imported(cut)
+    assert run.ops.group_by("step").len().sort("step").rows() == [(0, 8), (1, 8), (2, 8)]
+    assert len(run.steps) == 3
+
+
+@pytest.mark.parametrize("number", ["²", "1" * 5000, "", "last"])
+def test_a_mark_without_a_number_is_a_step_as_well(tmp_path: Path, number: str) -> None:
+    marks = [op(f"ProfilerStep#{number}", i * 10, 9, "user_annotation") for i in range(3)]
+    run = imported(write(tmp_path / "marks.json", [*marks, op("aten::mm", 1, 3)]))
+    assert (len(run.steps), run.meta["imported"]["first_step"]) == (3, None)
+
+
 @pytest.mark.parametrize(("first", "count", "warmup"), [(0, 12, 3), (2, 12, 1), (5, 12, 0), (0, 4, 0)])
 def test_warm_up_counts_what_the_profiler_skipped_and_leaves_enough(
     tmp_path: Path, first: int, count: int, warmup: int

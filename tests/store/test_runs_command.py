@@ -50,13 +50,13 @@ def test_push_list_show_tag_pull_rm_and_gc_work_one_after_the_other(capsys: pyte
     [
         (["push", "nowhere"], 4, "no run folder"),
         (["pull", "no-such-run"], 4, "holds no run"),
-        (["pull", "../x"], 8, "no name of a run"),
+        (["pull", "../x"], 8, "not a valid name of a run"),
         (["tag", "x"], 2, "no tag was given"),
-        (["list", "--since", "yesterday"], 2, "no date"),
+        (["list", "--since", "yesterday"], 2, "not a date"),
         (["list", "--where", "nonsense("], 2, "--where"),
         (["list", "--timeout", "0"], 2, "above 0 s"),
         (["pull", "x", "--max-size", "much"], 2, "not an amount of memory"),
-        (["list", "--store", "nosuchthing://x"], 2, "no address"),
+        (["list", "--store", "nosuchthing://x"], 2, "not a store address"),
     ],
 )
 def test_what_cannot_be_done_is_refused(
@@ -89,7 +89,7 @@ def test_a_file_in_the_place_of_a_store_is_refused(capsys: pytest.CaptureFixture
     run = make_run(Path("runs"))
     Path("taken.txt").touch()
     assert exit_code(["runs", "push", str(run), "--store", "taken.txt"]) == 8
-    assert "'taken.txt' is no folder" in capsys.readouterr().err
+    assert "'taken.txt' is not a folder" in capsys.readouterr().err
 
 
 def test_a_folder_without_room_for_what_leaves_without_secrets_is_said(

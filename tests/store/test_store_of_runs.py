@@ -11,6 +11,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_of_two_pushes_at_once_the_tags_of_both_stay(
     rivals = [("rival",)]
 
     def write_beside(self: Store, path: str, content: bytes) -> None:
-        if path.startswith(store_listing.FOLDER) and rivals:
+        if path.startswith(manifests.FOLDER) and rivals:
             store.push(opened, [run], rivals.pop())
         write(self, path, content)
 
@@ -266,7 +267,7 @@ def test_another_run_of_the_same_name_is_refused(local: Store, tmp_path: Path) -
 def test_a_folder_with_a_link_is_not_pushed(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     (run / "samples" / "passwords").symlink_to("/etc/passwd")
-    with pytest.raises(RunDamaged, match="no plain file"):
+    with pytest.raises(RunDamaged, match="not a regular file"):
         store.push(local, [run])
 
 
@@ -276,7 +277,7 @@ def test_tags_are_added_and_dropped_and_a_bad_one_is_refused(opened: Store, tmp_
     assert store.tag(opened, [run.name], ["a", "power=15W"]) == {run.name: ("a", "power=15W")}
     assert store.tag(opened, [run.name], drop=["a"]) == {run.name: ("power=15W",)}
     assert store.listed(opened)["tags"].to_list() == [["power=15W"]]
-    with pytest.raises(UsageError, match="no tag"):
+    with pytest.raises(UsageError, match="not a tag"):
         store.tag(opened, [run.name], ["../x y"])
 
 
@@ -304,9 +305,78 @@ def test_collecting_removes_what_no_manifest_names_once_it_is_old(local: Store, 
 
 def test_collecting_in_a_folder_that_is_no_store_touches_no_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
-    before = files_of(run)
-    assert store.collect(open_store(tmp_path), 0.0).removed == ()
-    assert files_of(run) == before
+    before = files_of(tmp_path)
+    for what in (store.collect, partial(store.remove, run_ids=["x"]), partial(store.tag, run_ids=["x"], add=["y"])):
+        with pytest.raises(RunNotFound, match=r"no store|holds no run"):
+            what(open_store(tmp_path))
+    assert files_of(tmp_path) == before, run.name
+
+
+def test_a_folder_of_runs_is_said_to_be_no_store_by_every_command(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    before = files_of(tmp_path)
+    opened, names = open_store(tmp_path / "runs"), [run.name]
+    commands = (
+        partial(store.remove, opened, names),
+        partial(store.find, opened, run.name),
+        partial(store.tag, opened, names, ["y"]),
+        partial(store.pull, opened, names, tmp_path / "out"),
+        partial(store.collect, opened, 0.0),
+    )
+    for command in commands:
+        with pytest.raises(UsageError, match="a store is another folder"):
+            command()
+    assert files_of(tmp_path) == before
+
+
+def test_a_store_that_lives_on_takes_what_another_has_removed(opened: Store, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(opened, [run])
+    other = open_store(opened.address)
+    store.remove(other, [run.name])
+    store.push(opened, [run])
+    assert [result.wrong for result in store.verify(other)] == [{}]
+
+
+def test_a_run_that_is_pushed_while_it_is_removed_is_there_as_a_whole_or_not(
+    local: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    remove, pushes = Store.remove, [(local, [run], ["again"])]
+
+    def push_before(self: Store, path: str, recursive: bool = False) -> None:
+        if recursive and pushes:
+            store.push(*pushes.pop())
+        remove(self, path, recursive)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "remove", push_before)
+        store.remove(local, [run.name])
+    assert store.listed(local).is_empty()
+    send, removals = Store.send, [False, True]
+
+    def remove_before(self: Store, path: str, pieces: Any) -> None:
+        send(self, path, pieces)
+        if path.endswith("run.json") and removals.pop():
+            shutil.rmtree(Path(local.root) / "runs")
+
+    monkeypatch.setattr(Store, "send", remove_before)
+    with pytest.raises(StoreError, match="were removed while it was pushed"):
+        store.push(local, [run])
+    assert store.listed(local).is_empty()
+    assert store.push(local, [run])[0].outcome == "pushed"
+
+
+def test_where_one_of_several_runs_is_not_there_none_is_touched(local: Store, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    before = files_of(Path(local.root))
+    for call in (store.remove, partial(store.tag, add=["y"]), partial(store.pull, out=tmp_path / "out")):
+        with pytest.raises(RunNotFound, match="holds no run"):
+            call(local, [run.name, "20260101T000000Z-lenet-0a1b2c"])
+    assert files_of(Path(local.root)) == before
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_file_that_stops_in_the_midst_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,9 +451,9 @@ def test_collecting_removes_nothing_of_a_run_that_is_tagged_meanwhile(local: Sto
     store.push(local, [run])
     listed, lists = type(local).list_folder, 0
 
-    def tagged_meanwhile(self: Store, folder: str) -> list[str]:
+    def tagged_meanwhile(self: Store, folder: str, prefix: str = "") -> list[str]:
         nonlocal lists
-        names = listed(self, folder)
+        names = listed(self, folder, prefix)
         lists += folder == "manifests"
         if (folder, lists) == ("manifests", 1):
             lists += 1
@@ -404,7 +474,7 @@ def test_verifying_a_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_a_changed_file_is_found_out_and_nothing_of_the_run_is_left(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
-    _, manifest = store_listing.find(local, run.name)
+    _, manifest = manifests.find(local, run.name)
     path = Path(local.root) / manifest.folder / "steps.rows"
     path.write_bytes(path.read_bytes()[:-1] + b"X")
     with pytest.raises(StoreError, match="checksum"):
@@ -415,7 +485,7 @@ def test_a_changed_file_is_found_out_and_nothing_of_the_run_is_left(local: Store
 def test_a_file_that_is_missing_in_the_store_is_said(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
-    _, manifest = store_listing.find(local, run.name)
+    _, manifest = manifests.find(local, run.name)
     (Path(local.root) / manifest.folder / "steps.rows").unlink()
     with pytest.raises(StoreError, match="missing"):
         store.pull(local, [run.name], tmp_path / "pulled")
@@ -426,7 +496,7 @@ def test_a_file_that_is_missing_in_the_store_is_said(local: Store, tmp_path: Pat
 def test_a_link_in_a_store_is_not_followed(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
-    _, manifest = store_listing.find(local, run.name)
+    _, manifest = manifests.find(local, run.name)
     path = Path(local.root) / manifest.folder / "steps.rows"
     path.unlink()
     path.symlink_to(run / "steps.rows")
@@ -453,7 +523,7 @@ SHA = "0" * 64
 )
 def test_a_path_that_leads_out_of_the_folder_is_refused(local: Store, tmp_path: Path, path: str) -> None:
     write_hostile(local, lambda stated: stated["files"].append({"path": path, "bytes": 1, "sha256": SHA}))
-    with pytest.raises(StoreError, match="no path of a run folder"):
+    with pytest.raises(StoreError, match="not a path inside a run folder"):
         store.pull(local, ["bad-run"], tmp_path / "pulled")
     assert not (tmp_path / "pulled").exists()
 
@@ -465,9 +535,9 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(local: Store, tmp_path: 
         ({"path": "x", "bytes": -1, "sha256": SHA}, "size or checksum"),
         ({"path": "x", "bytes": 1, "sha256": "short"}, "size or checksum"),
         ({"path": "RUN.json", "bytes": 1, "sha256": SHA}, "twice"),
-        ({"path": "x"}, "no manifest"),
-        ({"path": "\udcff", "bytes": 1, "sha256": SHA}, "no path"),
-        ({"path": "\u202ex", "bytes": 1, "sha256": SHA}, "no path"),
+        ({"path": "x"}, "not a manifest"),
+        ({"path": "\udcff", "bytes": 1, "sha256": SHA}, "not a path"),
+        ({"path": "\u202ex", "bytes": 1, "sha256": SHA}, "not a path"),
     ],
 )
 def test_a_manifest_that_could_harm_is_refused(local: Store, tmp_path: Path, entry: dict[str, Any], said: str) -> None:
@@ -542,7 +612,7 @@ def test_texts_of_a_manifest_do_not_steer_the_terminal(local: Store) -> None:
 
 def test_a_file_that_is_longer_than_its_manifest_says_is_cut_off_and_refused(local: Store, tmp_path: Path) -> None:
     write_hostile(local, lambda _: None)
-    [manifest] = store_listing.read_manifests(local, local.list_folder("manifests")).values()
+    [manifest] = manifests.read_manifests(local, local.list_folder("manifests")).values()
     local.write(f"{manifest.folder}/run.json", b"{}" * 1000)
     with pytest.raises(StoreError, match="checksum"):
         store.pull(local, ["bad-run"], tmp_path / "pulled")
@@ -571,7 +641,7 @@ def test_a_run_that_is_refused_does_not_keep_the_others_from_the_store(local: St
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", ".x", "x~y", "x" * 300, "a\u202eb", "o\u0308", "a\nb", "训" * 80])
 def test_a_name_that_is_no_run_is_refused(local: Store, tmp_path: Path, name: str) -> None:
-    with pytest.raises(StoreError, match="no name of a run"):
+    with pytest.raises(StoreError, match="not a valid name of a run"):
         store.pull(local, [name], tmp_path)
 
 
@@ -615,13 +685,13 @@ def test_what_a_store_complains_of_is_passed_on(local: Store, monkeypatch: pytes
     def refuses(*_: object, **__: object) -> None:
         raise PermissionError(13, "Access Denied")
 
-    monkeypatch.setattr(local.fs, "ls", refuses)
+    monkeypatch.setattr("os.scandir", refuses)
     with pytest.raises(StoreError, match="Access Denied"):
         store.listed(local)
 
 
 def test_an_address_of_no_known_kind_is_refused() -> None:
-    with pytest.raises(UsageError, match="no address"):
+    with pytest.raises(UsageError, match="not a store address"):
         open_store("nosuchthing://x")
 
 
@@ -779,3 +849,49 @@ def test_a_folder_that_refuses_a_file_refuses_the_push_with_a_sentence(
         store.push(local, [run])
     monkeypatch.undo()
     assert store.push(local, [run])[0].outcome == "pushed"
+
+
+@pytest.mark.parametrize("name", ["ops", "000000.parquet"])
+def test_a_run_of_which_something_cannot_be_read_is_not_pushed_in_part(
+    name: str, local: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreadable, other = make_run(tmp_path / "runs"), make_run(tmp_path / "runs", "resnet")
+    (unreadable / "ops" / "000000.parquet").write_bytes(b"x")
+    scandir, opened = os.scandir, Path.open
+
+    def refused(path: object) -> None:
+        if name in Path(str(path)).parts and Path(str(path)).is_relative_to(unreadable):
+            raise PermissionError(13, "Permission denied", str(path))
+
+    def scan(path: object) -> object:
+        refused(path)
+        return scandir(path)  # type: ignore[call-overload]
+
+    def open_path(self: Path, *args: Any, **more: Any) -> object:
+        refused(self)
+        return opened(self, *args, **more)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    monkeypatch.setattr(Path, "open", open_path)
+    with pytest.raises(RunDamaged, match=f"{name}' cannot be read: Permission denied"):
+        store.push(local, [unreadable, other])
+    assert store.listed(local)["id"].to_list() == [other.name]
+
+
+def test_finding_one_run_looks_at_no_name_of_another(
+    local: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    for number in range(20):
+        (Path(local.root) / f"manifests/20260101T000000Z-x{number}-000000~0000000000000000.json").write_text("{}")
+    asked: list[str] = []
+    run_id_of_file_name = manifests.run_id_of_file_name
+
+    def noting(name: str) -> str | None:
+        asked.append(name)
+        return run_id_of_file_name(name)
+
+    monkeypatch.setattr(manifests, "run_id_of_file_name", noting)
+    name, _ = manifests.find(local, run.name)
+    assert set(asked) == {name}

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from stepscope.store import Store
     from stepscope.store.transfer import Pushed
-    from stepscope.store.verification import Verified
+    from stepscope.store.upkeep import Verified
 
 ENVIRONMENT = "STEPSCOPE_STORE"
 StoreOption = Annotated[
     str | None,
     typer.Option("--store", help=f"A folder, or an address such as s3://bucket/runs. [default: ${ENVIRONMENT}]"),
 ]
-TimeoutOption = Annotated[float, typer.Option("--timeout", help="Most seconds that one answer of the store may take.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", help="Timeout in seconds for one answer of the store.")]
 RunsArgument = Annotated[list[str], typer.Argument(help="Names of runs in the store.")]
 _COLUMNS = {
     **{"id": "run", "status": "status", "workload": "workload", "batch_size": "batch", "board": "board"},
@@ -60,14 +60,14 @@ def _list(
 
 def show(
     run: Annotated[str, typer.Argument(help="The name of a run in the store.")],
-    as_json: Annotated[bool, typer.Option("--json", help="What is printed anyway.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON is the default here.")] = False,
     store: StoreOption = None,
     timeout: TimeoutOption = 30.0,
 ) -> None:
     """Show what a store says of one run, as JSON: its facts, tags, files and checksums."""
     from dataclasses import asdict
 
-    from stepscope.store.index import find
+    from stepscope.store import find
 
     _, manifest = find(_open(store, timeout), run)
     print_json({**asdict(manifest), "digest": manifest.digest, "folder": manifest.folder})
@@ -145,12 +145,13 @@ def pull(
     """Pull runs out of a store, every checksum verified before a run is seen."""
     from stepscope.store import pull as pulled
 
-    paths = pulled(_open(store, timeout), names, out, round(parse_amount("--max-size", max_size, "B")))
-    if as_json:
-        print_json({"written": list(paths)})
-        return
-    for path in paths:
-        typer.echo(path)
+    paths: list[Path] = []
+    most_bytes = round(parse_amount("--max-size", max_size, "B"))
+    try:
+        pulled(_open(store, timeout), names, out, most_bytes, paths.append if as_json else typer.echo)
+    finally:  # also where a later one was refused
+        if as_json:
+            print_json({"written": paths})
 
 
 def verify(

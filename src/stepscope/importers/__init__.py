@@ -22,19 +22,17 @@ import polars as pl
 from stepscope import __version__
 from stepscope.errors import OutputNotWritable, UnknownName, UsageError
 from stepscope.importers import sensor_logs
-from stepscope.importers.chrome_events import read_events
+from stepscope.importers.chrome_events import read_beginning, read_events
 from stepscope.importers.sensor_logs import Clock, LogKind, SensorLog, duplicate_sensors, write_logs
 from stepscope.importers.torch_profiler import Lack, ProfilerFile, accelerators, read_profiler_file, write_profiler_file
 from stepscope.record.meter_csv import decode_log, read_log_text
-from stepscope.runfolder import MODEL, OPS, PHASES, RunWriter, part_of
+from stepscope.runfolder import MODEL, OPS, PHASES, STATUSES, RunWriter, part_of
 from stepscope.runfolder.pack import pack
 
 __all__ = ["Options", "import_file"]
 
-
 # A Chrome export of this program is a run again: steps, ops, layers, setting and device as the run had them. What was
 # sampled is in it as it is drawn and not as it was read, so it is not taken back: the folder of the run has it.
-
 OWN = "stepscope-chrome"
 MARK = b'"otherData":{"stepscope":'
 LACKS: tuple[Lack, ...] = (
@@ -229,12 +227,13 @@ def _import_stepscope_export(source: Path, beside: Sequence[str | Path], out: st
         writer.write_device({**file.device, "board": {"name": options.board}} if options.board else file.device)
         stated = [{"what": what, "why": why, "remedy": remedy} for what, why, remedy in lacks]
         writer.update(
-            **{**file.meta, "pid": None, "workload": workload, **warmup},
+            **{**file.meta, "pid": None, "status": "running", "workload": workload, **warmup},
             recorder={"mode": "imported", "steps_from": "the run that was exported", "rows": len(file.ops)},
             versions={"stepscope": __version__, "polars": pl.__version__},
             imported={"kind": OWN, "file": source.name, **_size_and_hash(source), "run": file.run, "lacks": stated},
         )
-        writer.close("ok")
+        status = file.meta.get("status", "ok")
+        writer.close(status if status in STATUSES[1:] else "interrupted", file.meta.get("reason"))
         pack(writer.path)
     return writer.path
 
@@ -308,16 +307,17 @@ def _detect_kind(path: Path, requested: str | None, columns: tuple[str | None, s
     if requested is not None and requested not in NAMES:
         raise UnknownName("kind of file", requested, NAMES)
     try:
-        with path.open("rb") as file:
-            begin = file.read(_PEEK)
+        begin, packed = read_beginning(path, _PEEK)
     except OSError as error:
         raise UsageError(f"cannot read '{path}': {error.strerror or error}", "check the path") from error
+    if requested is None and MARK in begin[:_HEAD]:
+        return OWN
+    if requested is None and (begin.lstrip()[:1] in (b"{", b"[") or (packed and not begin)):
+        return TORCH
+    if packed and requested not in (TORCH, OWN):
+        raise UsageError(f"'{path}' is packed: of packed files traces alone are read", f"unpack it: gunzip '{path}'")
     if requested is not None:
         return requested
-    if MARK in begin[:_HEAD]:
-        return OWN
-    if begin[:2] == b"\x1f\x8b" or begin.lstrip()[:1] in (b"{", b"["):
-        return TORCH
     if not begin.strip():
         raise UsageError(f"'{path}' is empty", "give the log once something has been written to it")
     lines = decode_log(begin).splitlines()
@@ -331,7 +331,7 @@ def _detect_kind(path: Path, requested: str | None, columns: tuple[str | None, s
 
 def _read_logs(path: Path, kind: str, clock: Clock) -> list[SensorLog]:
     if kind in (TORCH, OWN):
-        raise UsageError(f"'{path}' is no log of a sensor", "give the torch.profiler file first, and logs by --with")
+        raise UsageError(f"'{path}' is not a sensor log", "give the torch.profiler file first, and logs by --with")
     reader: LogKind = next(log_kind for log_kind in sensor_logs.KINDS if log_kind.name == kind)
     try:
         logs = reader.read(read_log_text(path), path.name, clock)

@@ -36,6 +36,18 @@ _DECODE = json.JSONDecoder(strict=False).raw_decode  # names of kernels can hold
 Take = Callable[[dict[str, Any]], None]
 
 
+def read_beginning(path: Path, most: int) -> tuple[bytes, bool]:
+    """Return the first bytes of a file, unpacked where gzip has packed it (empty if damaged), and whether it has."""
+    with path.open("rb") as file:
+        begin = file.read(most)
+    if not begin.startswith(_GZIP):
+        return begin, False
+    try:
+        return zlib.decompressobj(wbits=31).decompress(begin, most), True
+    except zlib.error:
+        return b"", True
+
+
 def read_events(path: Path, take: Take, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     """Hand every event of a file to `take`; returns the file's other entries, and `cut_off` where it ends too early.
 
@@ -149,7 +161,8 @@ class _Scan:
         self.left -= len(piece)
         if self.left < 0:
             raise UsageError(
-                f"'{self.name}' unpacks to more than the limit", "record fewer steps, or allow it: --max-size"
+                f"'{self.name}' unpacks to more than the limit",
+                "record fewer steps, or in Python: Options(most_bytes=...)",
             )
         if not piece:
             self.ended = True

@@ -26,7 +26,7 @@ from stepscope.record.sensors.contract import Channel, channel_id
 
 _MLLOG, _POWER_KEYS = ":::MLLOG", ("power_reading",)
 _NODE_NAMES = ("node", "node_id", "hostname", "name", "device")  # in the metadata of a line, whose power it is
-_MOST_W, _DAY_S = 1e7, 86400.0
+_MOST_W, _DAY_S, _MOST_NAME = 1e7, 86400.0, 60  # characters: a file is named so
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _channel(sensor: str, name: str, source: str, column: str) -> Channel:
 
 
 def _name_for_channel(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "._-" else "-" for c in text) or "meter"
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in text[:_MOST_NAME]) or "meter"
 
 
 _HEAD = re.compile(r"\s*(?P<name>[a-z][a-z0-9_.]*)\s*(?:\[(?P<unit>[^\]]*)\])?\s*")

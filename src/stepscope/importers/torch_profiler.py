@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def read_profiler_file(path: Path, samples: int | None, most_bytes: int) -> Prof
     first_ns = int(events.t0.min())
     origin_ns = first_ns // SECOND_NS * SECOND_NS
     steps = find_steps(events, caught.names, origin_ns, samples)
+    steps = _whole_steps(steps, int(events.t0.max()) - origin_ns) if facts.get("cut_off") else steps
     events, costs = _without_marks(caught, events), StatedCosts(flops, read)
     wall = first_ns > WALL_CLOCK_US * 1000
     return ProfilerFile(
@@ -122,7 +124,7 @@ def find_steps(events: Events, names: Names, origin_ns: int, samples: int | None
     if len(marks):
         texts = names.texts()
         numbers = [texts[number][len(PROFILER_STEP) :] for number in events.name[marks].tolist()]
-        first = int(numbers[0]) if numbers[0].isdigit() else None
+        first = int(numbers[0]) if re.fullmatch("[0-9]{1,18}", numbers[0]) else None
         bounds = list(zip(events.t0[marks].tolist(), events.t1[marks].tolist(), strict=True))
         return FileSteps(_spans(bounds, origin_ns, samples), "the profiler's marks (prof.step())", first)
     if len(events.t0) == 0:
@@ -134,6 +136,11 @@ def find_steps(events: Events, names: Names, origin_ns: int, samples: int | None
         return FileSteps(_spans(bounds, origin_ns, samples), "the ends of the optimizer's steps", None)
     whole = [(begin, int(events.t1.max()))]
     return FileSteps(_spans(whole, origin_ns, samples), "nothing: the whole file is one step", None)
+
+
+def _whole_steps(steps: FileSteps, reached_ns: int) -> FileSteps:
+    """Return the steps of a cut file whose ops it holds up to their end; all where it holds none whole."""
+    return replace(steps, spans=[span for span in steps.spans if span.t1_ns <= reached_ns] or steps.spans)
 
 
 def _mark_rows(events: Events, names: Names, prefix: str) -> Ints:

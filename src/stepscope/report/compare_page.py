@@ -28,6 +28,7 @@ from stepscope.report.comparison import (
     quantity_table,
     side_legend,
     signed_difference,
+    title_of,
     total_difference,
 )
 from stepscope.report.html import PageSection, render_page, write_text
@@ -78,7 +79,7 @@ def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[PageSecti
                 lede = "What each layer takes in each run, without the layers inside it."
                 yield PageSection(f"layers-{index}", f"{of}Layers", Section(lede, tables))
     for index, setting in enumerate(settings[:_MOST_EXPLAINED]):
-        for what, title in ((what, TITLES[what]) for what in whats):
+        for what, title in ((what, title_of(comparison, what)) for what in whats):
             parts, reasons = _explanation_parts(comparison, what, index)
             anchor, of = f"{what}-{index}", f"{setting.label}: " if setting.label else ""
             lede = f"Which parts of the {title} make the difference. They add up to it; what is unattributed is shown."

@@ -45,6 +45,13 @@ TITLES = {
     "memory": "peak of live memory",
     "energy": "energy of a step",
 }
+
+
+def title_of(comparison: Comparison, what: str) -> str:
+    """Return what a difference is in, of a step or a sample."""
+    return TITLES[what].replace("a step", f"a {comparison.per}")
+
+
 GROUPINGS = {"module": "layer", "kind": "operator"}  # by the name that --by and JSON have
 LAYER_TITLES = {
     "time": ("self time of a step by layer", "ns"),
@@ -358,7 +365,8 @@ def _explanation_tables(
             reasons = {why.reason for why in parts if why.reason}
             if reasons and what != "kernels" and (verbose or whats):
                 yield Text(
-                    f"\n{TITLES[what]}, {side_letter(other)} - {side_letter(0)}: {'; '.join(sorted(reasons))}",
+                    f"\n{title_of(comparison, what)}, {side_letter(other)} - {side_letter(0)}: "
+                    f"{'; '.join(sorted(reasons))}",
                     style="dim",
                 )
             tables = [
@@ -367,7 +375,7 @@ def _explanation_tables(
                 if not why.reason and (verbose or whats or _differs_by_model(comparison, why, other))
             ]
             for why in tables:
-                yield from _part_table(why, other, top)
+                yield from _part_table(title_of(comparison, what), why, other, top)
             if tables:
                 yield Text(tables[0].note, style="dim", overflow="fold")
 
@@ -381,12 +389,10 @@ def _differs_by_model(comparison: Comparison, why: Explanation, other: int) -> b
     return why.what not in ("time", "kernels") or not comparison.by_the_machine(other)
 
 
-def _part_table(why: Explanation, other: int, top: int) -> Iterator[RenderableType]:
+def _part_table(title: str, why: Explanation, other: int, top: int) -> Iterator[RenderableType]:
     """The largest parts, the others in one row, what is unattributed, and the sum."""
     by = GROUPINGS.get(why.by, why.by)
-    yield Text(
-        f"\n{TITLES[why.what]} by {by}, {side_letter(0)} to {side_letter(other)}: {total_difference(why)}", style="bold"
-    )
+    yield Text(f"\n{title} by {by}, {side_letter(0)} to {side_letter(other)}: {total_difference(why)}", style="bold")
     rows = why.parts.to_dicts()
     plain = [row for row in rows if row["name"] not in UNATTRIBUTED_PARTS]
     smaller = plain[top:]
@@ -481,7 +487,11 @@ def markdown(check: Check) -> str:
 def _check_table(check: Check) -> Table:
     columns = (
         Column(
-            "what", False, of=lambda row: find_quantity(row.metric).title if row.metric else capitalize_first(row.what)
+            "what",
+            False,
+            of=lambda row: (
+                (find_quantity(row.metric).title if row.metric else capitalize_first(row.what)) + row.of_component
+            ),
         ),
         *(Column(side, of=partial(_side_value_text, side=side)) for side in ("baseline", "run")),
         Column("change", of=lambda row: _growth_percent(row.ratio)),
@@ -505,7 +515,7 @@ def _side_value_text(row: Judged, side: str) -> str:
 
 def outcome_reasons(check: Check) -> list[str]:
     """Return the basis of each outcome, and what was not measured at all."""
-    parts = [f"{row.what}: {row.outcome}: {row.why}" for row in check.judged]
+    parts = [f"{row.what}{row.of_component}: {row.outcome}: {row.why}" for row in check.judged]
     unjudged = [f"{what}: not judged: it was not measured on both sides" for what in check.not_judged]
     return [*parts, *unjudged, *check.notes]
 

@@ -165,7 +165,7 @@ def _note_event(run: Path, message: str) -> None:
 
 
 def _pack_file(run: Path, source: Path, write: Callable[[Path], None]) -> None:
-    """Put a Parquet file in the place of another file; killed at any point, one of the two is whole and in place."""
+    """Put a Parquet file in place of another file; killed at any point, one of the two is whole and in place."""
     packed = source.with_suffix(".parquet")
     with atomic_write(packed, durable=True) as part:  # on the disk before what it was made of goes
         write(part)

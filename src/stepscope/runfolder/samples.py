@@ -91,7 +91,7 @@ class SampleFile:
         with _as_unreadable(part):
             state = path.stat()
             if not stat.S_ISREG(state.st_mode):
-                raise OSError(f"'{path}' is no plain file")
+                raise OSError(f"'{path}' is not a regular file")
             size = state.st_size if most is None else most
             if part.grain:
                 rows, stands_for, read = _thinned(path, columns, counters)

@@ -10,10 +10,11 @@ compares it with the names of the manifests and reads what is missing.
 
 from __future__ import annotations
 
-from stepscope.store.index import Choice, find, listed, runs
+from stepscope.store.index import Choice, listed, runs
+from stepscope.store.manifest import find
 from stepscope.store.storage import Store, open_store
-from stepscope.store.transfer import collect, pull, push, remove, tag
-from stepscope.store.verification import verify
+from stepscope.store.transfer import pull, push, remove, tag
+from stepscope.store.upkeep import collect, verify
 
 __all__ = [
     "Choice",

@@ -12,7 +12,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,9 +28,16 @@ from stepscope.privacy import withheld_kinds
 from stepscope.run_paths import run_folders
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.writer import is_run_id
-from stepscope.store import manifest as manifests
-from stepscope.store.manifest import MOST_MANIFEST_BYTES, Fact, Manifest
-from stepscope.store.storage import RefusedFile, Store
+from stepscope.store.manifest import (
+    INDEX,
+    MAKES_ONE,
+    Fact,
+    Manifest,
+    manifest_names,
+    read_manifests,
+    run_id_of_file_name,
+)
+from stepscope.store.storage import Store
 from stepscope.units import STEERS
 
 FACTS: dict[str, Any] = {
@@ -127,9 +134,7 @@ def _int_or_none(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
 
 
-INDEX = "index.parquet"
 UNREADABLE = "unreadable"  # the status of a run whose manifest is refused
-FOLDER = "manifests"
 COLUMNS: dict[str, Any] = {
     **{"id": pl.String, "tags": pl.List(pl.String), **FACTS},
     **{"bytes": pl.Int64, "files": pl.Int64, "pushed_s": pl.Float64, "digest": pl.String},
@@ -146,7 +151,7 @@ def listed(store: Store, choice: Choice | None = None) -> pl.DataFrame:
 
 def runs(store: Store) -> pl.DataFrame:
     """Every run, columns as `COLUMNS`; of a folder of runs that is no store, its runs, without a manifest."""
-    names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) is not None]
+    names = manifest_names(store)
     if not names and store.is_local:
         return _plain_folder(Path(store.root), store.address)
     index = _index(store)
@@ -158,7 +163,7 @@ def runs(store: Store) -> pl.DataFrame:
         rows = [
             {
                 **dict.fromkeys(COLUMNS),
-                "id": manifests.run_id_of_file_name(name),
+                "id": run_id_of_file_name(name),
                 "tags": list[str](),
                 "status": UNREADABLE,
             }
@@ -171,59 +176,6 @@ def runs(store: Store) -> pl.DataFrame:
         if frame["id"].is_duplicated().any()
         else frame
     )
-
-
-def refuse_folder_of_runs(store: Store) -> None:
-    """Raise UsageError where runs lie in the folder itself: nothing of them was pushed."""
-    if store.is_local and not store.list_folder(FOLDER) and run_folders(Path(store.root)):
-        raise UsageError(
-            f"'{store.address}' holds runs as they were recorded: a store is another folder", "--store store"
-        )
-
-
-def find(store: Store, run_id: str) -> tuple[str, Manifest]:
-    """The latest manifest of a run and the name of its file; RunNotFound where the store holds none."""
-    manifests.check_id(run_id)
-    names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) == run_id]
-    refused: dict[str, StoreError] = {}
-    by_name = read_manifests(store, names, refused)
-    for error in refused.values():
-        raise RefusedFile(str(error), error.hint) from error
-    if not by_name:
-        hint = "stepscope runs list --store ... shows what is there"
-        raise RunNotFound(f"the store {store.address} holds no run '{run_id}'", hint)
-    return max(by_name.items(), key=lambda item: item[1].revision)
-
-
-def read_manifests(
-    store: Store, names: Iterable[str], refused: dict[str, StoreError] | None = None
-) -> dict[str, Manifest]:
-    """The manifests in these files; one that is cut off or was just removed is excluded.
-
-    refused: takes what is wrong with each that could harm; without it the first one is raised.
-    """
-    manifests = {}
-    for name in names:
-        try:
-            manifest = _read(store, name)
-        except FileNotFoundError:
-            continue
-        except RefusedFile as error:
-            if refused is None:
-                raise
-            refused[name] = error
-            continue
-        if manifest is not None:
-            manifests[name] = manifest
-    return manifests
-
-
-def _read(store: Store, name: str) -> Manifest | None:
-    content = store.read(f"{FOLDER}/{name}", MOST_MANIFEST_BYTES)
-    try:
-        return manifests.decode_manifest(name, content)
-    except StoreError as error:
-        raise RefusedFile(str(error), error.hint) from error
 
 
 def rows_of(manifests: Mapping[str, Manifest]) -> pl.DataFrame:
@@ -278,7 +230,7 @@ def _value_of_type(value: Fact, dtype: Any) -> Fact:
 
 def _plain_folder(root: Path, address: str) -> pl.DataFrame:
     if not root.is_dir():
-        raise RunNotFound(f"there is no store at '{address}'", "stepscope runs push RUN --store ... makes one")
+        raise RunNotFound(f"there is no store at '{address}'", MAKES_ONE)
     indexed, states = (
         _cached_rows(root),
         {folder: _fact_files_state(folder) for folder in run_folders(root)},
@@ -382,7 +334,7 @@ def _seconds(date: str) -> float:
     try:
         stated = datetime.fromisoformat(date)
     except ValueError as error:
-        raise UsageError(f"'{date}' is no date: {error}", "for example 2026-01-31 or 2026-01-31T12:00") from error
+        raise UsageError(f"'{date}' is not a date: {error}", "for example 2026-01-31 or 2026-01-31T12:00") from error
     return (stated if stated.tzinfo else stated.replace(tzinfo=timezone.utc)).timestamp()
 
 

@@ -1,7 +1,7 @@
 """The manifest of a run in a store: its files with their checksums, its facts and tags; what it says is checked.
 
 A manifest comes from wherever the store is, so nothing in it is believed: names that lead out of a folder, sizes
-beyond the limits and texts of the wrong kind are refused before anything is written.
+beyond the limits and texts of the wrong kind are refused before anything is written. A store that has one is a store.
 """
 
 from __future__ import annotations
@@ -11,12 +11,17 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from stepscope.errors import StoreError, UsageError
+from stepscope.errors import RunNotFound, StoreError, UsageError
+from stepscope.run_paths import run_folders
 from stepscope.runfolder.writer import is_run_id
+from stepscope.store.storage import RefusedFile, Store
 from stepscope.units import escape_control_characters
 
+FOLDER, INDEX = "manifests", "index.parquet"  # in a store
+MAKES_ONE = "stepscope runs push RUN --store ... makes one"
 FORMAT = 1
 MOST_FILES = 100_000
 MOST_BYTES = 64 << 30
@@ -87,6 +92,11 @@ def run_id_of_file_name(name: str) -> str | None:
     return run_id if tilde and suffix.endswith(".json") and is_run_id(run_id) else None
 
 
+def run_id_of(name: str) -> str:
+    """Return the run of a manifest's file name, or of a path below runs/."""
+    return name.partition("~")[0].partition("/")[0]
+
+
 def decode_manifest(name: str, content: bytes) -> Manifest | None:
     """The manifest in a file; None where it is cut off; raises StoreError for what could harm."""
     if f"~{hashlib.sha256(content).hexdigest()[:SHORT]}." not in name:
@@ -97,7 +107,7 @@ def decode_manifest(name: str, content: bytes) -> Manifest | None:
             raise StoreError(f"'{name}' was written by a newer Stepscope", "pip install --upgrade stepscope")
         manifest = _manifest(stated)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise StoreError(f"'{name}' is no manifest of a run: {error}") from error
+        raise StoreError(f"'{name}' is not a manifest of a run: {error}") from error
     if manifest.id != run_id_of_file_name(name):
         raise StoreError(f"'{name}' speaks of another run, '{manifest.id}'")
     return manifest
@@ -136,7 +146,7 @@ def check_manifest(manifest: Manifest) -> None:
 def check_id(run_id: str) -> None:
     """Raise StoreError for what is no name of a run."""
     if not is_run_id(run_id):
-        raise StoreError(f"{run_id[:80]!a} is no name of a run", "letters, digits, dot, dash and underscore")
+        raise StoreError(f"{run_id[:80]!a} is not a valid name of a run", "letters, digits, dot, dash and underscore")
 
 
 def check_path(path: str) -> None:
@@ -144,7 +154,7 @@ def check_path(path: str) -> None:
     parts = path.split("/")
     plain = all(_PART.fullmatch(part) and part.isprintable() and not part.startswith(".") for part in parts)
     if not plain or len(parts) > _DEEPEST:
-        raise StoreError(f"{path[:80]!a} is no path of a run folder: it could lead out of it")
+        raise StoreError(f"{path[:80]!a} is not a path inside a run folder")
 
 
 def with_tags(manifest: Manifest, add: Iterable[str], drop: Iterable[str]) -> Manifest:
@@ -162,7 +172,7 @@ def checked_tag(tag: str) -> str:
     """Return a tag; StoreError for what is none."""
     if _TAG.fullmatch(tag) is None:
         raise StoreError(
-            f"'{escape_control_characters(tag[:80])}' is no tag",
+            f"'{escape_control_characters(tag[:80])}' is not a tag",
             "a letter or digit, then . _ = / + - too, such as baseline or power=15W",
         )
     return tag
@@ -174,3 +184,71 @@ def _checked_fact(value: object) -> Fact:
     if value is None or isinstance(value, (int, float, bool)):
         return value
     raise TypeError("a fact that is neither text nor number")
+
+
+def refuse_folder_of_runs(store: Store) -> None:
+    """Raise UsageError where runs lie in the folder itself: nothing of them was pushed."""
+    if store.is_local and not store.list_folder(FOLDER) and run_folders(Path(store.root)):
+        raise UsageError(
+            f"'{store.address}' holds runs as they were recorded: a store is another folder", "--store store"
+        )
+
+
+def refuse_no_store(store: Store) -> None:
+    """Raise UsageError for a folder of runs, and RunNotFound where nothing was pushed: nothing is to be written."""
+    refuse_folder_of_runs(store)
+    if not store.list_folder(FOLDER) and INDEX not in store.list_folder(""):
+        raise RunNotFound(f"there is no store at '{store.address}'", MAKES_ONE)
+
+
+def manifest_names(store: Store, run_id: str | None = None) -> list[str]:
+    """Return the files of the manifests of a run (None: of all); StoreError for what is no name of a run."""
+    if run_id is None:
+        return [name for name in store.list_folder(FOLDER) if run_id_of_file_name(name) is not None]
+    check_id(run_id)
+    return [name for name in store.list_folder(FOLDER, f"{run_id}~") if run_id_of_file_name(name) == run_id]
+
+
+def find(store: Store, run_id: str) -> tuple[str, Manifest]:
+    """The latest manifest of a run and the name of its file; RunNotFound where the store holds none."""
+    names = manifest_names(store, run_id)
+    refused: dict[str, StoreError] = {}
+    by_name = read_manifests(store, names, refused)
+    for error in refused.values():
+        raise RefusedFile(str(error), error.hint) from error
+    if not by_name:
+        refuse_folder_of_runs(store)
+        hint = "stepscope runs list --store ... shows what is there"
+        raise RunNotFound(f"the store {store.address} holds no run '{run_id}'", hint)
+    return max(by_name.items(), key=lambda item: item[1].revision)
+
+
+def read_manifests(
+    store: Store, names: Iterable[str], refused: dict[str, StoreError] | None = None
+) -> dict[str, Manifest]:
+    """The manifests in these files; one that is cut off or was just removed is excluded.
+
+    refused: takes what is wrong with each that could harm; without it the first one is raised.
+    """
+    by_name = {}
+    for name in names:
+        try:
+            manifest = _read(store, name)
+        except FileNotFoundError:
+            continue
+        except RefusedFile as error:
+            if refused is None:
+                raise
+            refused[name] = error
+            continue
+        if manifest is not None:
+            by_name[name] = manifest
+    return by_name
+
+
+def _read(store: Store, name: str) -> Manifest | None:
+    content = store.read(f"{FOLDER}/{name}", MOST_MANIFEST_BYTES)
+    try:
+        return decode_manifest(name, content)
+    except StoreError as error:
+        raise RefusedFile(str(error), error.hint) from error

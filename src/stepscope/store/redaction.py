@@ -30,6 +30,7 @@ from stepscope.privacy import (
 from stepscope.runfolder import RunReader, RunWriter, validation
 from stepscope.runfolder.checksums import CHECKSUMS
 from stepscope.runfolder.schema import PARTS
+from stepscope.store.storage import refuse_unreadable
 
 _TRACES = (".pftrace", ".pftrace.gz")
 _COPY = ".push-"  # process number, its start, and random letters follow
@@ -42,14 +43,14 @@ _TOLD_AT_ONCE, _TOLD_OVERLAP, _READ_AT_ONCE = 8 << 20, 1 << 16, 1 << 16  # bytes
 
 def files_of(folder: Path) -> Iterator[Path]:
     """Yield the files of a run folder but hidden ones; RunDamaged for a link or a special file."""
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder, onerror=refuse_unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             path = Path(parent, name)
             if name.startswith("."):
                 continue
             if not stat.S_ISREG(path.lstat().st_mode):
-                raise RunDamaged(f"'{path}' is no plain file", "remove it: a run folder holds neither links nor pipes")
+                raise RunDamaged(f"'{path}' is not a regular file", "remove it: a run folder has no links or pipes")
             yield path
         for name in folders:
             if Path(parent, name).is_symlink():

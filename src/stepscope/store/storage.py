@@ -65,7 +65,7 @@ class Store:
             return self.fs.cat_file(self.full_path(path), start=0, end=most_bytes)
         file_path = Path(self.full_path(path))
         if not stat.S_ISREG(file_path.stat().st_mode):  # a pipe would be waited for
-            raise RefusedFile(f"'{path}' in {self.address} is no plain file: it is not read")
+            raise RefusedFile(f"'{path}' in {self.address} is not a regular file: it is not read")
         with file_path.open("rb") as file:
             return file.read(most_bytes)
 
@@ -106,16 +106,19 @@ class Store:
         if self.is_local:
             self._call_with_timeout(lambda: sync(Path(self.full_path(path))), path)
 
-    def list_folder(self, folder: str) -> list[str]:
-        """Names of what lies in a folder, without links; empty where there is none."""
+    def list_folder(self, folder: str, prefix: str = "") -> list[str]:
+        """Names of what lies in a folder and begins so, without links; empty where there is none."""
         try:
-            entries = self._call_with_timeout(
-                lambda: self.fs.ls(self.full_path(folder), detail=False, refresh=True), folder
-            )
+            names = self._call_with_timeout(lambda: self._names(self.full_path(folder)), folder)
         except FileNotFoundError:
             return []
-        plain = (str(name) for name in entries if not self.is_local or not Path(str(name)).is_symlink())
-        return sorted(posixpath.basename(name.rstrip("/")) for name in plain)
+        return sorted(name for name in names if name.startswith(prefix))
+
+    def _names(self, folder: str) -> list[str]:
+        if self.is_local:
+            with os.scandir(folder) as entries:
+                return [entry.name for entry in entries if not entry.is_symlink()]
+        return [posixpath.basename(str(name).rstrip("/")) for name in self.fs.ls(folder, detail=False, refresh=True)]
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Size of every file below a folder by its path in that folder."""
@@ -148,12 +151,12 @@ class Store:
 
     def _make_parent(self, path: str) -> None:
         parent = posixpath.dirname(self.full_path(path))
-        if parent not in self.made:
+        if self.is_local or parent not in self.made:  # another process may have removed a folder since
             try:
                 self._call_with_timeout(lambda: self.fs.makedirs(parent, exist_ok=True), path)
             except FileNotFoundError as error:  # a file stands where a folder should
                 raise StoreUnavailable(
-                    f"'{self.address}' is no folder", "give a folder, or s3://bucket/runs"
+                    f"'{self.address}' is not a folder", "give a folder, or s3://bucket/runs"
                 ) from error
             self.made.add(parent)
 
@@ -199,7 +202,7 @@ def open_store(address: str | Path, timeout_s: float = TIMEOUT_S) -> Store:
             f"the store '{text}' needs a library: {error}", "install the one that it names"
         ) from error
     except ValueError as error:
-        raise UsageError(f"'{text}' is no address of a store: {error}", "give a folder, or s3://bucket/runs") from error
+        raise UsageError(f"'{text}' is not a store address: {error}", "give a folder, or s3://bucket/runs") from error
     return Store(fs, str(root).rstrip("/") or "/", text, timeout_s)
 
 
@@ -260,9 +263,15 @@ def _written_s(info: dict[str, Any]) -> float | None:
     return None
 
 
+def refuse_unreadable(error: OSError) -> None:
+    """Raise what a walk would pass over: a folder that cannot be read is not empty."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def _walk_files(start: str) -> dict[str, dict[str, Any]]:
     files: dict[str, dict[str, Any]] = {}
-    for parent, folders, names in os.walk(start):
+    for parent, folders, names in os.walk(start, onerror=refuse_unreadable):
         for path in (posixpath.join(parent, name) for name in (*names, *folders)):
             about = os.lstat(path)
             if not stat.S_ISDIR(about.st_mode):

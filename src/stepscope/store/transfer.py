@@ -1,11 +1,11 @@
-"""Runs into a store and out of it, their tags, and what is removed; the manifest is written last and removed first."""
+"""Runs into a store and out of it, their tags and removal; the manifest is written last and removed first."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
-import re
 import secrets
 import shutil
 import time
@@ -14,14 +14,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from stepscope.errors import OutputNotWritable, RunError, StepscopeError, StoreError, UsageError
+from stepscope.errors import OutputNotWritable, RunDamaged, RunError, StepscopeError, StoreError, UsageError
 from stepscope.files import sync
 from stepscope.liveness import is_running
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.checksums import CHECKSUMS, changed_files, read_checksums
 from stepscope.store import manifest as manifests
-from stepscope.store.index import FOLDER, find, read_manifests, refuse_folder_of_runs, run_facts, write_index
-from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of
+from stepscope.store.index import run_facts, write_index
+from stepscope.store.manifest import (
+    FOLDER,
+    FileEntry,
+    Manifest,
+    digest_of,
+    find,
+    manifest_names,
+    read_manifests,
+    refuse_folder_of_runs,
+)
 from stepscope.store.redaction import files_of, redacted_run
 from stepscope.store.storage import CHUNK_BYTES, Store, StoreUnavailable
 
@@ -57,6 +66,9 @@ def push(
                 raise
             except StepscopeError as error:
                 refused.append(error)
+            except OSError as error:  # of the run: what the store refuses is no such error any more
+                why = f"'{error.filename or path}' cannot be read: {error.strerror or error}"
+                refused.append(RunDamaged(why, "push it as the user that recorded it, or from a copy that can be read"))
             else:
                 if done is not None:
                     done(pushed[-1])
@@ -101,7 +113,7 @@ def _push_one(store: Store, stated: RunReader, tags: tuple[str, ...]) -> Pushed:
 
 
 def _push_redacted(store: Store, run: RunReader, tags: tuple[str, ...]) -> Pushed:
-    names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) == run.id]
+    names = manifest_names(store, run.id)
     stored = max(read_manifests(store, names).values(), key=lambda entry: entry.revision, default=None)
     revision = 0 if stored is None else stored.revision
     old_tags = () if stored is None else stored.tags
@@ -113,7 +125,10 @@ def _push_redacted(store: Store, run: RunReader, tags: tuple[str, ...]) -> Pushe
         if stored.digest == new.digest and stored.tags == new.tags and _is_complete(store, stored):
             return Pushed(run.id, "already there", stored.bytes)
         _refuse_damaged_copy(store, stored, new, run)
-    _send_files(store, run.path, new)
+    with contextlib.suppress(FileNotFoundError):  # of a folder that another removes
+        _send_files(store, run.path, new)
+    if not _is_complete(store, new):
+        raise StoreError(f"files of '{run.id}' were removed while it was pushed", "push it again")
     save_manifest(store, new, names)
     return Pushed(run.id, "pushed" if stored is None else "replaced", new.bytes)
 
@@ -129,11 +144,7 @@ def save_manifest(store: Store, manifest: Manifest, older: Iterable[str]) -> Non
         store.write(f"{FOLDER}/{name}", content)
         for other in replaced - {name}:
             store.remove(f"{FOLDER}/{other}")
-        meanwhile = [
-            other
-            for other in store.list_folder(FOLDER)
-            if manifests.run_id_of_file_name(other) == manifest.id and other != name
-        ]
+        meanwhile = [other for other in manifest_names(store, manifest.id) if other != name]
         rivals = [
             rival
             for rival in read_manifests(store, meanwhile, {}).values()
@@ -204,24 +215,34 @@ _MOST_MERGES = 5  # of a run that several push or tag at once
 _PULLED = ".pull-"  # a run on its way
 
 
-def pull(store: Store, run_ids: Iterable[str], out: str | Path, most_bytes: int = MOST_BYTES) -> list[Path]:
+def pull(
+    store: Store,
+    run_ids: Iterable[str],
+    out: str | Path,
+    most_bytes: int = MOST_BYTES,
+    done: Callable[[Path], None] | None = None,
+) -> list[Path]:
     """Fetch runs into `out`; one that is there with the same content is left as it is. Returns their folders.
 
-    Raises StoreError for a run whose files are not what its manifest says, that could write elsewhere or is larger than
-    `most_bytes`; OutputNotWritable where `out` has no space or holds another run of the name.
+    Raises RunNotFound where one is not there, before any is fetched, StoreError for a run whose files are not what its
+    manifest says, that could write elsewhere or is larger than `most_bytes`; OutputNotWritable where `out` has no space
+    or holds another run of the name. `done` is told of each.
     """
-    return [_pull_one(store, run_id, Path(out), most_bytes) for run_id in run_ids]
+    paths: list[Path] = []
+    for manifest in [find(store, run_id)[1] for run_id in run_ids]:
+        paths.append(_pull_one(store, manifest, Path(out), most_bytes))
+        if done is not None:
+            done(paths[-1])
+    return paths
 
 
-def _pull_one(store: Store, run_id: str, out: Path, most_bytes: int) -> Path:
-    _, manifest = find(store, run_id)
+def _pull_one(store: Store, manifest: Manifest, out: Path, most_bytes: int) -> Path:
     target = out / manifest.id
     if target.exists():
         return _existing_if_identical(target, manifest)
     if manifest.bytes > most_bytes:
-        raise StoreError(
-            f"the run '{run_id}' is {manifest.bytes:,} bytes, more than {most_bytes:,}", "allow it: --max-size 100GB"
-        )
+        why = f"the run '{manifest.id}' is {manifest.bytes:,} bytes, more than {most_bytes:,}"
+        raise StoreError(why, "allow it: --max-size 100GB")
     _remove_leftovers(out)
     part = out / f"{_PULLED}{manifest.id}-{secrets.token_hex(4)}.{os.getpid()}"
     try:
@@ -291,7 +312,7 @@ def _refuse_no_run(part: Path, manifest: Manifest) -> None:
     try:
         run = RunReader(part)
     except RunError as error:
-        raise StoreError(f"what the store holds as '{manifest.id}' is no run: {error}", error.hint) from error
+        raise StoreError(f"what the store holds as '{manifest.id}' is not a run: {error}", error.hint) from error
     if run.id != manifest.id:
         raise StoreError(f"the store holds the run '{run.id}' under the name '{manifest.id}'")
 
@@ -305,88 +326,38 @@ def _not_writable(out: Path, error: OSError) -> OutputNotWritable:
 def tag(
     store: Store, run_ids: Iterable[str], add: Iterable[str] = (), drop: Iterable[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """Add and drop tags of runs; returns the tags of each. RunNotFound where one is not there."""
+    """Add and drop tags of runs; returns the tags of each. RunNotFound where one is not there: none is changed then."""
     add, drop = tuple(add), tuple(drop)
-    tags = {}
+    stored = {run_id: find(store, run_id) for run_id in run_ids}
+    changed = {run_id: manifests.with_tags(manifest, add, drop) for run_id, (_, manifest) in stored.items()}
     try:
-        for run_id in run_ids:
-            name, manifest = find(store, run_id)
-            new = manifests.with_tags(manifest, add, drop)
-            if new.tags != manifest.tags:
-                save_manifest(store, new, [name])
-            tags[run_id] = new.tags
+        for run_id, (name, manifest) in stored.items():
+            if changed[run_id].tags != manifest.tags:
+                save_manifest(store, changed[run_id], [name])
     finally:
         write_index(store)
-    return tags
+    return {run_id: manifest.tags for run_id, manifest in changed.items()}
+
+
+def _remove_manifests(store: Store, run_id: str) -> None:
+    for name in manifest_names(store, run_id):
+        store.remove(f"{FOLDER}/{name}")
 
 
 def remove(store: Store, run_ids: Iterable[str]) -> list[str]:
-    """Remove runs from a store, manifest first, so that no run is listed whose files are being removed."""
-    removed = []
+    """Remove runs from a store, manifest first, so that no run is listed whose files are being removed.
+
+    RunNotFound where one is not there: none is removed then.
+    """
+    meant = list(dict.fromkeys(run_ids))
+    for run_id in meant:
+        if not manifest_names(store, run_id):
+            find(store, run_id)  # it says what is there
     try:
-        for run_id in run_ids:
-            manifests.check_id(run_id)
-            names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) == run_id]
-            if not names:
-                find(store, run_id)  # it says what is there
-            for name in names:
-                store.remove(f"{FOLDER}/{name}")
+        for run_id in meant:
+            _remove_manifests(store, run_id)
             store.remove(f"runs/{run_id}", recursive=True)
-            removed.append(run_id)
+            _remove_manifests(store, run_id)  # of a push at the same time, whose files have gone with the others
     finally:
         write_index(store)
-    return removed
-
-
-def _run_id_of(name: str) -> str:
-    """Return the run of a manifest's file name, or of a path below runs/."""
-    return name.partition("~")[0].partition("/")[0]
-
-
-DAY_S = 86400.0
-_OURS = re.compile(f"[0-9a-f]{{{SHORT}}}")  # a folder of runs that is no store has others, and keeps them
-
-
-@dataclass(frozen=True)
-class Collected:
-    """Removed files (or those to remove): folders and manifests, bytes, and what is too young to be judged."""
-
-    removed: tuple[str, ...]
-    bytes: int
-    too_young: tuple[str, ...]
-    runs: int  # that the index has afterwards
-
-
-def collect(store: Store, older_than_s: float = DAY_S, dry_run: bool = False) -> Collected:
-    """Remove what no manifest names and nobody has written to for `older_than_s`: a push may still be going on."""
-    names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) is not None]
-    refused: dict[str, StoreError] = {}
-    by_name = read_manifests(store, names, refused)
-    latest = {entry.id: entry.revision for entry in sorted(by_name.values(), key=lambda entry: entry.revision)}
-    # A later version may know what a refused one names; a damaged one may be the only one that names intact files.
-    protected = set(map(_run_id_of, refused)) | (set(map(_run_id_of, set(names) - set(by_name))) - set(latest))
-    stale = [
-        name
-        for name in set(names) - set(refused)
-        if (by_name[name].revision < latest[by_name[name].id] if name in by_name else _run_id_of(name) in latest)
-    ]
-    named = {entry.folder for entry in by_name.values() if entry.revision == latest[entry.id]}
-    removed, young, freed = [f"{FOLDER}/{name}" for name in stale], [], 0
-    for run_id in set(store.list_folder("runs")) - protected:
-        for content in store.list_folder(f"runs/{run_id}"):
-            folder = f"runs/{run_id}/{content}"
-            if folder in named or _OURS.fullmatch(content) is None:
-                continue
-            age_s = store.age_s(folder)
-            if older_than_s > 0 and (age_s is None or age_s < older_than_s):
-                young.append(folder)
-                continue
-            removed.append(folder)
-            freed += sum(store.sizes(folder).values())
-    if dry_run:
-        return Collected(tuple(removed), freed, tuple(young), len(latest))
-    changed = set(map(_run_id_of, set(store.list_folder(FOLDER)) - set(names)))  # tagged or pushed meanwhile
-    removed = [path for path in removed if _run_id_of(path.partition("/")[2]) not in changed]
-    for path in removed:
-        store.remove(path, recursive=not path.startswith(FOLDER))
-    return Collected(tuple(removed), freed, tuple(young), write_index(store))
+    return meant

@@ -23,9 +23,12 @@ from stepscope.analysis.compare.layers import QUANTITIES, LayerRow, layers_of_si
 from stepscope.analysis.compare.program import Program, program_changes
 from stepscope.analysis.compare.run_groups import (
     CHANGES,
+    TOTAL,
     RunGroup,
     Setting,
+    difference_label,
     match_settings,
+    pooled_step_time,
     quantities,
     run_group,
     setting_differences,
@@ -91,19 +94,25 @@ class Comparison:
         return {}
 
     def overall_ratios(self) -> Iterator[tuple[str, int, Estimate]]:
-        """Title of each metric, number of a side, and its ratio to the first over all settings."""
+        """Title of each metric, number of a side, and its ratio to the first over all settings that have one."""
         for metric in sort_metrics(self.quantities["metric"]):
             for other in range(1, len(self.run_groups)):
                 if (ratio := self.overall(metric, other)) is not None:
-                    yield find_quantity(metric).title, other, ratio
+                    rows = self._rows_of_scope(metric, other)
+                    of = f" of {rows['scope'][0]}" if "energy" in metric or "power" in metric else ""
+                    fewer = f" ({len(rows)} of them)" if len(rows) < len(self.settings) else ""
+                    yield f"{find_quantity(metric).title}{of}{fewer}", other, ratio
 
     def overall(self, metric: str, other: int = 1) -> Estimate | None:
-        """Geometric mean over the settings of other / first, of the scope of that metric which comes first."""
-        rows = self.quantities.filter((pl.col("metric") == metric) & (pl.col("side") == other))
-        rows = rows.filter(pl.col("ratio").is_not_null()).unique("setting", keep="first", maintain_order=True)
-        return geometric_mean_of_ratios(
-            Estimate(r["ratio"], r["ratio_low"], r["ratio_high"]) for r in rows.iter_rows(named=True)
-        )
+        """Geometric mean of other / first over the settings, of the scope of that metric which most of them have."""
+        rows = self._rows_of_scope(metric, other).iter_rows(named=True)
+        return geometric_mean_of_ratios(Estimate(r["ratio"], r["ratio_low"], r["ratio_high"]) for r in rows)
+
+    def _rows_of_scope(self, metric: str, other: int) -> pl.DataFrame:
+        """Return a row a setting, all of one scope: another one's ratio would be of another thing."""
+        rows = self.quantities.filter(metric=metric, side=other).filter(pl.col("ratio").is_not_null())
+        scopes = rows.group_by("scope", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
+        return rows.filter(pl.col("scope").is_in(scopes["scope"].head(1).implode()))
 
     def explain(self, what: str = "time", by: str = "module", other: int = 1, setting: int = 0) -> Explanation:
         """Return the parts that make the difference between a side (from 1) and the first: they add up to it.
@@ -134,12 +143,12 @@ class Comparison:
         return explain_time(first, second, by, what == "kernels", per_sample)
 
     def surroundings(self, other: int = 1, setting: int = 0) -> tuple[Surrounding, ...]:
-        """Return what of the difference in step time the machine explains: load, quota, clock, memory; ns a step."""
+        """Return what of the difference in time the machine explains: load, quota, clock, memory; ns, by `per`."""
         sides = self.settings[setting].sides
-        return surroundings(sides[0], sides[other])
+        return surroundings(sides[0], sides[other], self.per)
 
     def by_the_machine(self, other: int = 1, setting: int = 0) -> bool:
-        """Return whether the machine explains half of the difference in step time, or all that was changed."""
+        """Return whether the machine explains half of the difference in time, or all that was changed."""
         around = self.surroundings(other, setting)
         same = bool(around) and not self.differences(other, setting) and self.program(other, setting).calls is not None
         return same or sum(part.share for part in around) >= EXPLAINS
@@ -245,6 +254,9 @@ def _warnings(settings: Sequence[Setting], run_groups: Sequence[RunGroup]) -> It
             "The interval of a single run covers its own steps, not how much runs differ. Several runs in one folder "
             "are taken as repeats."
         )
+    for side, run in ((side, run) for side, group in enumerate(run_groups) for run in group.runs if run.status != "ok"):
+        ended = "goes on" if run.status == "running" else f"ended as {run.status}"
+        yield f"{side_letter(side)}: '{run.id}' {ended}: its numbers are of the steps until then."
     simulated = [
         (side_letter(side), run)
         for side, group in enumerate(run_groups)
@@ -282,16 +294,16 @@ def side_letter(side: int) -> str:
 
 
 def _difference_sentence(comparison: Comparison, other: int, setting: int) -> str:
-    rows = comparison.quantities.filter(pl.col("setting") == comparison.settings[setting].label)
-    parts = [_step_time_sentence(rows, other), *_changed_settings_text(comparison, other, setting)]
-    rows = rows.filter(pl.col("side") == other)
+    ratio, sentence = _pace(comparison, other, setting)
+    parts = [sentence, *_changed_settings_text(comparison, other, setting)]
     why = comparison.explain("time", "module", other, setting)
     program = comparison.program(other, setting).sentence(side_letter(other))
     if why.reason:
         return " ".join(filter(None, [*parts, program, f"Why is not known: {why.reason}."]))
-    if not _differs(rows):
+    difference = None if ratio is None else difference_label(ratio)
+    if difference not in ("larger", "smaller"):
         no_more = "The steps do not tell a difference from chance: no part is named."
-        if "no interval" in rows.filter(pl.col("metric") == "step_time")["difference"]:
+        if difference == "no interval":
             no_more = "So few steps have no CI, and no part is named: run longer."
         return " ".join(filter(None, [*parts, no_more, program]))
     parts += [_around_sentence(part) for part in comparison.surroundings(other, setting)]
@@ -301,7 +313,7 @@ def _difference_sentence(comparison: Comparison, other: int, setting: int) -> st
     phases, kinds = (comparison.explain("time", by, other, setting) for by in ("phase", "kind"))
     where = why if _largest(phases) in ("forward", "backward") else phases
     named = [text for explained in (where, kinds) if (text := _dominant_parts(explained))]
-    parts += named or ["No part of the profiled steps shows it."]
+    parts += named or ["No layer or operator differs by more than chance explains."]
     return " ".join([*parts, *_unexplained_note(why)])
 
 
@@ -310,8 +322,13 @@ def _changed_settings_text(comparison: Comparison, other: int, setting: int) -> 
     changes = comparison.differences(other, setting)
     named = [f"{name} {first} to {second}" for name in CHANGES if name in changes for first, second in [changes[name]]]
     if named:
-        per_sample = ": `--per sample` takes it out" if "batch" in changes and comparison.per == "step" else ""
-        yield f"Changed: {', '.join(named)}{per_sample}."
+        yield f"Changed: {', '.join(named)}."
+    if "batch" in changes and comparison.per == "step":
+        label, letter = comparison.settings[setting].label, side_letter(other)
+        for row in comparison.quantities.filter(metric="throughput", side=other, setting=label).iter_rows(named=True):
+            if row["ratio"] is not None:
+                ratio = estimate(row["ratio"], row["ratio_low"], row["ratio_high"], "")
+                yield f"Samples/s, {letter} / A: {ratio}; `--per sample` explains that difference."
 
 
 def _largest(why: Explanation) -> str | None:
@@ -327,28 +344,29 @@ def _around_sentence(part: Surrounding) -> str:
     return f"The machine ({part.name}): {_signed(part.difference, 'ns')} {between}, {whole}: {part.evidence}."
 
 
-def _step_time_sentence(rows: pl.DataFrame, other: int) -> str:
-    steps = {row["side"]: row for row in rows.filter(metric="step_time").iter_rows(named=True)}
-    row = steps.get(other)
-    if row is None or row["ratio"] is None:
-        return f"The step times of A and {side_letter(other)} cannot be compared."
-    ratio = f"{side_letter(other)} / A"
-    if row["difference"] == "none seen":
-        between = f"[{number(row['ratio_low'])}, {number(row['ratio_high'])}]"
-        return f"No difference in step time seen between A and {side_letter(other)} ({ratio}: {between})."
-    ends = estimate(row["ratio"], row["ratio_low"], row["ratio_high"], "")
-    pace, factor = ("slower", row["ratio"]) if row["ratio"] >= 1 else ("faster", 1 / row["ratio"])
-    if number(factor) == "1" and row["difference"] != "no interval":
-        return f"{side_letter(other)} is as fast as A: {duration(row['value'])} a step ({ratio}: {ends})."
-    times = f"{duration(row['value'])} a step against {duration(steps[0]['value'])}"
-    if row["difference"] == "no interval":
-        return f"Whether {side_letter(other)} is {pace} than A cannot be told: {times} ({ratio}: {ends})."
-    return f"{side_letter(other)} is {number(factor)}x {pace} than A: {times} ({ratio}: {ends})."
-
-
-def _differs(rows: pl.DataFrame) -> bool:
-    """Return whether there is a difference to explain."""
-    return bool(rows.filter(pl.col("metric") == "step_time")["difference"].is_in(["larger", "smaller"]).any())
+def _pace(comparison: Comparison, other: int, setting: int) -> tuple[Estimate | None, str]:
+    """Return the ratio of a side's step time (or of a sample's) to the first's, None without one, and a sentence."""
+    per, letter, sides = comparison.per, side_letter(other), comparison.settings[setting].sides
+    before, after = (pooled_step_time(sides[side], per == "sample") for side in (0, other))
+    ratio = after / before
+    if ratio is None:
+        return None, f"The step times of A and {letter} cannot be compared."
+    difference = difference_label(ratio)
+    if difference == "none seen":
+        between = f"[{number(ratio.low)}, {number(ratio.high)}]"
+        what = "step time" if per == "step" else "the time of a sample"
+        return ratio, f"No difference in {what} seen between A and {letter} ({letter} / A: {between})."
+    ends = f"({letter} / A: {estimate(*ratio.row, '')})"
+    side, first, slower, faster, alike = letter, "A", "slower", "faster", "fast"
+    if per == "step" and "batch" in comparison.differences(other, setting):  # other work: a shorter step is not faster
+        side, first, slower, faster, alike = f"A step of {letter}", "one of A", "longer", "shorter", "long"
+    pace, factor = (slower, ratio.value) if ratio.value >= 1 else (faster, 1 / ratio.value)
+    if number(factor) == "1" and difference != "no interval":
+        return ratio, f"{side} is as {alike} as {first}: {duration(after.value)} a {per} {ends}."
+    times = f"{duration(after.value)} a {per} against {duration(before.value)}"
+    if difference == "no interval":
+        return ratio, f"Whether {letter} is {pace} than A cannot be told: {times} {ends}."
+    return ratio, f"{side} is {number(factor)}x {pace} than {first}: {times} {ends}."
 
 
 def _dominant_parts(why: Explanation) -> str:
@@ -400,14 +418,14 @@ _METRICS = {
     "energy": ("energy_per_step", "simulated_energy_per_step", "estimated_energy_per_step"),
 }
 LIMITS = {"time": 0.05, "memory": 0.03, "energy": 0.05}  # growth that is allowed where none is given
-_PROBABLE = "total"  # of several components of energy
 
 
 @dataclass(frozen=True)
 class Judged:
     """One limit: the quantity that it was put to, baseline and run, their ratio with its interval, and the outcome.
 
-    limit: the growth that is allowed, a share; `why` says what an outcome rests on, or what is missing.
+    limit: the growth that is allowed, a share; `why` says what an outcome rests on, or what is missing. component: of
+    energy without a total, the one that it is of.
     """
 
     what: str
@@ -421,11 +439,17 @@ class Judged:
     high: float | None
     outcome: str
     why: str
+    component: str | None = None
+
+    @property
+    def of_component(self) -> str:
+        """Return " of gpu" for a component; empty for a whole."""
+        return f" of {self.component}" if self.component else ""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A run, or repeats of it, against a baseline: a row a limit, what was excluded as not measured, and notes."""
+    """A run, or repeats of it, against a baseline: rows of limits, what was excluded as not measured, and notes."""
 
     run: str
     baseline: str
@@ -469,11 +493,12 @@ def check(
     table = quantities([sides[1].runs, sides[0].runs])
     judged, unjudged = [], []
     for what, limit in shares.items():
-        row = _ratio_row(table, what)
-        if row is None and what in optional:
+        rows = _ratio_rows(table, what)
+        judged += [_judge_limit(what, limit, row, sides) for row in rows]
+        if not rows and what in optional:
             unjudged.append(what)
-        else:
-            judged.append(_judge_limit(what, limit, row, sides))
+        elif not rows:
+            judged.append(_judge_limit(what, limit, None, sides))
     counts = len(sides[0].runs), len(sides[1].runs)
     notes = (*_simulated_notes(sides), *_supply_notes([sides[1].runs, sides[0].runs]))
     return Check(sides[0].name, sides[1].name, counts, tuple(judged), tuple(unjudged), notes)
@@ -490,7 +515,7 @@ def _parse_limit(what: str, limit: float | str) -> float:
     refuse_bare_share(f"limit of {what}", limit)
     share = parse_amount(what, limit, "share", "%", "5%") if isinstance(limit, str) else limit
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= _MOST_GROWTH:
-        raise UsageError(f"limit of {what}: {limit!r} is no growth", 'a share or a text: 0.05 or "5%"')
+        raise UsageError(f"limit of {what}: {limit!r} is not a growth", 'a share or a text: 0.05 or "5%"')
     return float(share)
 
 
@@ -517,19 +542,21 @@ def _refuse_unlike(side: RunGroup, baseline: RunGroup) -> None:
             )
 
 
-def _ratio_row(table: pl.DataFrame, what: str) -> dict[str, Any] | None:
-    """The first metric of its kind with a ratio that has an interval, else with a ratio; None: neither."""
+def _ratio_rows(table: pl.DataFrame, what: str) -> list[dict[str, Any]]:
+    """Return the first metric of its kind with a ratio that has an interval, else with a ratio; empty: neither.
+
+    Energy without a total is that of every component: one alone would not tell of the others.
+    """
     rows = table.filter(pl.col("metric").is_in(_METRICS[what]), pl.col("side") == 1, pl.col("ratio").is_not_null())
-    if rows.is_empty():
-        return None
+    first = table.filter(pl.col("side") == 0).select("metric", "scope", baseline="value")
     order = {name: index for index, name in enumerate(_METRICS[what])}
     ranked = sorted(
-        rows.to_dicts(),
-        key=lambda row: (row["ratio_low"] is None, row["scope"] != _PROBABLE, order[row["metric"]]),
+        rows.join(first, on=["metric", "scope"]).to_dicts(),
+        key=lambda row: (row["ratio_low"] is None, row["scope"] != TOTAL, order[row["metric"]]),
     )
-    chosen = ranked[0]
-    first = table.filter(pl.col("metric") == chosen["metric"], pl.col("scope") == chosen["scope"], pl.col("side") == 0)
-    return {**chosen, "baseline": first["value"][0]}
+    if what != "energy" or not ranked or ranked[0]["scope"] == TOTAL:
+        return ranked[:1]
+    return [{**row, "component": row["scope"]} for row in ranked if row["metric"] == ranked[0]["metric"]]
 
 
 def _judge_limit(what: str, limit: float, row: dict[str, Any] | None, sides: Sequence[RunGroup]) -> Judged:
@@ -538,7 +565,8 @@ def _judge_limit(what: str, limit: float, row: dict[str, Any] | None, sides: Seq
         return Judged(what, None, "", limit, None, None, None, None, None, UNSURE, why)
     outcome, why = _outcome(row, limit, sides)
     inputs = (row["metric"], row["unit"], limit, row["baseline"], row["value"])
-    return Judged(what, *inputs, row["ratio"], row["ratio_low"], row["ratio_high"], outcome, why)
+    ratio = (row["ratio"], row["ratio_low"], row["ratio_high"])
+    return Judged(what, *inputs, *ratio, outcome, why, row.get("component"))
 
 
 def _outcome(row: dict[str, Any], limit: float, sides: Sequence[RunGroup]) -> tuple[str, str]:

@@ -29,6 +29,7 @@ PART_SCHEMA = {
 RESIDUAL = "(residual)"
 UNATTRIBUTED_PARTS = (FRAMEWORK_OVERHEAD, RESIDUAL, "(not attributed)")
 _NOTE = "as each run's report states them: of a step that runs without the profiler"
+_BY_SAMPLES = ", over its samples"
 _LEAST_LEFT = 1e-6  # of the whole: below it is what numbers are rounded by
 
 
@@ -69,13 +70,14 @@ def explain_time(
         text = "no kernel ran on an accelerator" if kernels else "no operator was recorded after the warm-up"
         return Explanation(what, by, "ns", reason=f"{text} in {'the first' if sides[0] is None else 'the other'}")
     if kernels:
-        return explain_difference(what, by, "ns", sides[0], sides[1], "mean of the profiled steps")
+        note = "mean of the profiled steps" + _BY_SAMPLES * per_sample
+        return explain_difference(what, by, "ns", sides[0], sides[1], note)
     wholes = [pooled_step_time(runs, per_sample) for runs in (first, other)]
     before, after = (
         _scaled_to_whole(parts, whole, [pooled_step_time([run], per_sample) for run in runs])
         for parts, whole, runs in zip((sides[0], sides[1]), wholes, (first, other), strict=True)
     )
-    return explain_difference(what, by, "ns", before, after, _NOTE, wholes)
+    return explain_difference(what, by, "ns", before, after, _NOTE + _BY_SAMPLES * per_sample, wholes)
 
 
 def _scaled_to_whole(parts: Parts, whole: Estimate, repeats: Sequence[Estimate]) -> Parts:
@@ -216,7 +218,8 @@ def explain_energy(first: Sequence[Run], other: Sequence[Run], by: str, per_samp
     if sides[0] is None or sides[1] is None:
         return Explanation("energy", by, "J", reason="energy could not be attributed to operators on both sides")
     # The errors of parts cancel each other in their sum, which theirs do not tell: no interval of it.
-    return explain_difference("energy", by, "J", sides[0], sides[1], f"energy of '{component}' a step, attributed")
+    note = f"energy of '{component}' a {'sample' if per_sample else 'step'}, attributed"
+    return explain_difference("energy", by, "J", sides[0], sides[1], note)
 
 
 def reason_unlike(first: Sequence[Run], other: Sequence[Run]) -> str:

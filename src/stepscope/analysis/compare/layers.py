@@ -7,10 +7,9 @@ nothing of each other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import polars as pl
+from typing import Any
 
 from stepscope.analysis.estimate import Estimate, interval_factor, mean_of_repeats
 from stepscope.analysis.run import Run
@@ -59,11 +58,10 @@ def layers_of_sides(
     quantity: "time" (self time a step, as it runs without the profiler), "energy" or "memory" (live at the peak).
     judged: numbers of the sides that are put against the first; default: all.
     """
-    tables = [[run.layers() for run in side] for side in sides]
+    tables = [[{row["layer"]: row for row in run.layers().iter_rows(named=True)} for run in side] for side in sides]
     types: dict[str, list[str]] = {}
-    for table in (table for side in tables for table in side):
-        for layer, kind in table.select("layer", "type").iter_rows():
-            types.setdefault(layer, []).append(kind or "")
+    for layer, row in (entry for side in tables for table in side for entry in table.items()):
+        types.setdefault(layer, []).append(row["type"] or "")
     rows = [
         LayerRow(layer, " / ".join(dict.fromkeys(kinds)), tuple(_value(side, layer, quantity) for side in tables))
         for layer, kinds in types.items()
@@ -103,16 +101,11 @@ def _difference(first: LayerValue | None, other: LayerValue, pairs: int, counted
     return "none seen" if (apart.low or 0.0) <= 0 <= (apart.high or 0.0) else side
 
 
-def _value(repeats: Sequence[pl.DataFrame], layer: str, quantity: str) -> LayerValue | None:
+def _value(repeats: Sequence[Mapping[str, Mapping[str, Any]]], layer: str, quantity: str) -> LayerValue | None:
     column = QUANTITIES[quantity]
-    rows = [table.filter(pl.col("layer") == layer).row(0, named=True) for table in repeats if _has(table, layer)]
-    stated = [row for row in rows if row[column] is not None]
+    stated = [table[layer] for table in repeats if layer in table and table[layer][column] is not None]
     if not stated or len(stated) < len(repeats):  # a mean over some repeats would be of another thing
         return None
     bounds = _BOUNDS.get(quantity)
     of_runs = [Estimate(row[column], *(row[end] for end in bounds or ())) for row in stated]
     return LayerValue(*mean_of_repeats(of_runs).row, runs=len(stated))
-
-
-def _has(table: pl.DataFrame, layer: str) -> bool:
-    return layer in table["layer"]

@@ -25,7 +25,10 @@ _LEAST_MOVING = 0.01  # of the time, so that a step that stood still throughout 
 
 @dataclass(frozen=True)
 class Surrounding:
-    """A share of a step's difference, ns, that the machine explains, [low, high] at 95 %; `evidence` is a sentence."""
+    """A share of a step's (or a sample's) difference, ns, that the machine explains, [low, high] at 95 %.
+
+    `evidence` is a sentence.
+    """
 
     name: str
     difference: float
@@ -36,26 +39,29 @@ class Surrounding:
 
 
 Ends = tuple[float, float]  # from a value down and up to the ends of its CI: of few disturbed steps it is lopsided
-Side = Sequence[tuple[Occupancy, float, Ends]]  # of each run: what was sampled, length of a step, ns
+Side = Sequence[tuple[Occupancy, float, Ends]]  # of each run: what was sampled, length of a step or sample, ns
 
 
-def surroundings(first: Sequence[Run], other: Sequence[Run]) -> tuple[Surrounding, ...]:
-    """Return what of the difference in step time lies in the machine, the largest first; what may be 0 is not in it."""
-    sides = [[(occupancy(run), *_length(run)) for run in side] for side in (first, other)]
+def surroundings(first: Sequence[Run], other: Sequence[Run], per: str = "step") -> tuple[Surrounding, ...]:
+    """Return what of the difference in step time lies in the machine, the largest first; what may be 0 is not in it.
+
+    per: "step" or "sample".
+    """
+    sides = [[(occupancy(run), *_length(run, per)) for run in side] for side in (first, other)]
     whole = _mean([length for _, length, _ in sides[1]]) - _mean([length for _, length, _ in sides[0]])
     if not whole:
         return ()
-    differences = [
-        part
-        for make in (_load_differences, _clock_differences, _memory_differences)
-        for part in make(sides[0], sides[1], whole)
-    ]
+    differences = (
+        *_load_differences(sides[0], sides[1], whole, per),
+        *_clock_differences(sides[0], sides[1], whole),
+        *_memory_differences(sides[0], sides[1], whole, per),
+    )
     evident = [part for part in differences if part.share >= _EVIDENT and part.low * part.high > 0]
     return tuple(sorted(evident, key=lambda part: -part.share))
 
 
-def _length(run: Run) -> tuple[float, Ends]:
-    length = pooled_step_time([run])
+def _length(run: Run, per: str) -> tuple[float, Ends]:
+    length = pooled_step_time([run], per == "sample")
     if length.low is None or length.high is None:
         return length.value, (0.0, 0.0)
     return length.value, (length.value - length.low, length.high - length.value)
@@ -90,23 +96,25 @@ class _StalledTime:
         return max(1 - self.share, _LEAST_MOVING)
 
 
-def _stall_difference(name: str, first: _StalledTime, other: _StalledTime, whole: float, sentence: str) -> Surrounding:
+def _stall_difference(
+    name: str, first: _StalledTime, other: _StalledTime, whole: float, per: str, sentence: str
+) -> Surrounding:
     """What the step of the other side would be shorter by, had it stood still for the share of the first."""
     growth = other.moving / first.moving
     difference = other.length * (1 - growth)
     doubt = other.length * math.hypot(other.half / first.moving, growth * first.half / first.moving)
     low, high = (math.hypot((1 - growth) * end, doubt) for end in other.ends)
     evidence = (
-        f"{sentence} {duration(other.share * other.length)} of a step (A: {duration(first.share * first.length)})"
+        f"{sentence} {duration(other.share * other.length)} of a {per} (A: {duration(first.share * first.length)})"
     )
     return Surrounding(name, difference, difference - low, difference + high, difference / whole, evidence)
 
 
-def _load_differences(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
+def _load_differences(first: Side, other: Side, whole: float, per: str) -> Iterator[Surrounding]:
     before, after = (_StalledTime.of(side, lambda usage: usage.starved) for side in (first, other))
     if before is None or after is None:
         return
-    part = _stall_difference("load", before, after, whole, "the training was ready to run and had no core for")
+    part = _stall_difference("load", before, after, whole, per, "the training was ready to run and had no core for")
     quotas = [[usage.throttled_periods for usage, _, _ in side] for side in (first, other)]
     throttled = [max((share.value for share in side if share is not None), default=0.0) for side in quotas]
     if abs(throttled[1] - throttled[0]) >= 0.1:
@@ -146,12 +154,12 @@ def _clock_differences(first: Side, other: Side, whole: float) -> Iterator[Surro
         yield Surrounding("clock", lost, lost - half, lost + half, lost / whole, text)
 
 
-def _memory_differences(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
+def _memory_differences(first: Side, other: Side, whole: float, per: str) -> Iterator[Surrounding]:
     stalled = [_StalledTime.of(side, lambda usage: usage.pressure.get("memory:some")) for side in (first, other)]
     faults = [_mean([usage.major_faults.value if usage.major_faults else 0.0 for usage, _, _ in side])
               for side in (first, other)]  # fmt: skip
     if stalled[0] is None or stalled[1] is None or abs(faults[1] - faults[0]) < 10:
         return
-    part = _stall_difference("memory", stalled[0], stalled[1], whole, "the machine stalled for memory for")
+    part = _stall_difference("memory", stalled[0], stalled[1], whole, per, "the machine stalled for memory for")
     more = f"{number(faults[1])} page faults/s read a disk (A: {number(faults[0])})"
     yield Surrounding("memory", part.difference, part.low, part.high, part.share, f"{part.evidence}; {more}")

@@ -31,7 +31,7 @@ class ResidentPeak:
     """The most resident memory of a training, B: least and most; held: what of it was the recorder's.
 
     several: the sum of several processes, in which a page that they share counts once at least, in each at most.
-    sure: the kernel's own mark of the highest was read; else between two readings it may have been higher.
+    sure: the kernel's own mark of the highest was read, to the end of the training; else it may have been higher.
     """
 
     low: int
@@ -48,15 +48,17 @@ class ResidentPeak:
 
 
 def training_peak(run: Run) -> ResidentPeak | None:
-    """Return the peak of the training alone, B; null where memory was not sampled."""
+    """Return the peak of the training alone, B; null where memory was not sampled, ran out, or no step was made."""
     metrics = run.metrics()
+    if run.status == "oom" or run.steps.is_empty():
+        return None
     if has_several_processes(run):
         peaks = _peaks(metrics, (ALL,))
         if not peaks:
             return None
         return ResidentPeak(min(peaks.values()), max(peaks.values()), several=True, sure=False)
     peak = _peak_without_recorder(metrics, run.meta, resident_before_profiling(run))
-    return peak and replace(peak, sure=not run.samples("peak_rss").is_empty())
+    return peak and replace(peak, sure=run.status == "ok" and not run.samples("peak_rss").is_empty())
 
 
 def _peak_without_recorder(metrics: pl.DataFrame, meta: Mapping[str, Any], before: float | None) -> ResidentPeak | None:

@@ -235,7 +235,7 @@ def limit_of_memory(text: float | str, account: str = RESIDENT) -> Limit:
     """The process may take this much, as the user says, by an account of ACCOUNTS."""
     if account not in ACCOUNTS:
         raise UnknownName("account", account, ACCOUNTS)
-    if str(text).strip().replace(".", "", 1).isdigit() and float(text) < _NO_MEMORY:
+    if str(text).strip().replace(".", "", 1).isdecimal() and float(text) < _NO_MEMORY:
         raise UsageError(f"--memory {text}: {text} bytes hold no training", f"did you mean --memory {text}GB?")
     sentence = "" if account == RESIDENT else f", {ACCOUNTS[account]}"
     return Limit(parse_size(text), f"as given: {text}{sentence}", account=account)
@@ -290,7 +290,7 @@ def _rlimits() -> dict[str, int]:
 def board_named(name: str) -> Board:
     """A board by a part of its name that no other has ("tx2", "orin nano", "rpi5"); UnknownName with the nearest."""
     if name.partition(":")[0] in ("cpu", "cuda", "gpu", "mps"):
-        raise UsageError(f"'{name}' is no board", "name one, such as --board tx2; kernels of CUDA: --device cuda")
+        raise UsageError(f"'{name}' is not a board", "name one, such as --board tx2; kernels of CUDA: --device cuda")
     boards = {board.name: board for board in all_boards() if board.memory_bytes}
     normalised = _normalised(name)
     if normalised in boards:
@@ -374,11 +374,11 @@ _PRECISION = "float32"  # autocast, which a run may be under, is no precision of
 
 
 def fit_command(meta: Mapping[str, Any]) -> str | None:
-    """The command line for a run that `stepscope run WORKLOAD` made; None for other runs, of which it is not known."""
+    """The command line for a run that `stepscope run WORKLOAD` made; None for others, and where it was tuned."""
     about = meta.get("workload")
     workload: Mapping[str, Any] = about if isinstance(about, Mapping) else {}
     argv, name = [str(word) for word in meta.get("argv") or []], workload.get("name")
-    if workload.get("precision") != _PRECISION:
+    if workload.get("precision") != _PRECISION or meta.get("configuration"):
         return None
     if argv[1:2] != ["run"] or name not in argv or not workload.get("batch_size") or "domain" not in workload:
         return None

@@ -172,7 +172,7 @@ def _texts_as_json(texts: pl.Series) -> pl.Series:
     return named
 
 
-_ORIGIN_META = ("workload", "clock", "threads", "seed", "simulated")
+_ORIGIN_META = ("workload", "clock", "threads", "seed", "simulated", "framework", "reason")
 _WHOLE_META = ("overhead", "result")
 _ORIGIN_DEVICE = ("board", "cpu", "machine", "cores", "clusters", "memory_bytes", "os", "accelerators")
 
@@ -189,6 +189,7 @@ def origin(excerpt: Excerpt, zero_ns: int) -> dict[str, Any]:
         "meta": {
             **{name: run.meta[name] for name in stated if name in run.meta},
             "warmup_steps": max(run.warmup_steps - before, 0),
+            "status": run.status,
         },
         "device": {name: run.device[name] for name in _ORIGIN_DEVICE if name in run.device},
         "modules": run.model.to_dicts(),
