@@ -11,7 +11,7 @@ from tests.analysis.powered import channel, powered, rail, rapl, seconds, times,
 from tests.fabricate import Sampled
 
 from stepscope.analysis.energy.accuracy import Accuracy
-from stepscope.analysis.energy.rails import Energy, sum_energies
+from stepscope.analysis.energy.measured_energy import Energy, sum_energies
 
 STEPS = 600
 T = times(STEPS, 50)

@@ -15,8 +15,8 @@ from scipy.signal import lfilter  # type: ignore[import-untyped]
 from tests.analysis.powered import STEP_S, TX2, channel, powered, rail, rapl, seconds, times, total
 from tests.fabricate import START_NS, STEP, Core, Sampled, every_step, fabricate_run, four_of_five
 
+from stepscope.analysis.energy.measured_energy import energy_over
 from stepscope.analysis.energy.power_sources import PowerSource, integrate_power
-from stepscope.analysis.energy.rails import energy_over
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import summary
 from stepscope.report import html
@@ -171,6 +171,8 @@ def test_a_gauge_that_reads_one_part_of_every_step_allows_for_the_rest(
     assert bool(said) == locked
     if window_ns is None:
         assert row["low"] <= truth * seconds(200) <= row["high"]
+        (whole,) = run.energy("component").to_dicts()
+        assert whole["low"] <= truth * STEP_S <= whole["high"]
 
 
 def test_what_no_rail_can_draw_is_no_energy_of_an_operator(tmp_path: Path) -> None:
@@ -259,6 +261,11 @@ def test_idle_power_is_given_apart_where_the_trainer_was_idle_before_the_first_s
     assert total(Run(path))["idle_watts"] == pytest.approx(3, rel=0.02)
     rows = Run(path).metrics().filter(metric="idle_power")
     assert rows["scope"].to_list() == ["total"]
+    late = rail("VDD_SYS_CPU", 2, t_ns[t_ns > 0], sensor="late")
+    path = powered(tmp_path, *sampled, late, device=TX2).path
+    _without_channel(path, "cpu_time")
+    assert total(Run(path))["idle_watts"] == pytest.approx(3, rel=0.02)
+    assert total(Run(path), "cpu")["idle_watts"] is None
     working = (rail("VDD_IN", watts, t_ns), Sampled(own, t_ns, t_ns - t_ns[0]))
     path = powered(tmp_path, *working, device=TX2).path
     _without_channel(path, "cpu_time")

@@ -25,6 +25,7 @@ def meta(*argv: str, **about: Any) -> dict[str, Any]:
         ),
         (meta("run", "lenet", precision="bfloat16 (autocast)"), None),
         (meta("run", "my nets.py:mine", name="mine"), None),
+        ({**meta("run", "lenet", "--with", "best.toml"), "configuration": {"file": "best.toml"}}, None),
         (meta("run", "train.py", name="Net", domain=None), None),
         (meta("suite", "run", "lenet"), None),
         (meta("run", "lenet", batch_size=None), None),

@@ -20,13 +20,14 @@ T = times(100)
 
 
 def measured(out: Path, use: float, watts: float, **more: object) -> Run:
-    """A run whose two cores are this busy, beside a meter of the whole module."""
-    cores = (Core(use), Core(use))
-    return powered(out, rail("VDD_IN", watts, T), **{"device": TX2, "cores": cores, **more})  # type: ignore[arg-type]
+    """A run whose two cores are this busy, beside a meter of the whole module; its batch size is of its folder."""
+    how = {"device": TX2, "cores": (Core(use), Core(use)), "batch": sum(out.name.encode()), **more}
+    return powered(out, rail("VDD_IN", watts, T), **how)  # type: ignore[arg-type]
 
 
 def _with_gpu(out: Path, gpu: Sampled, use: float, watts: float) -> Run:
-    return powered(out, rail("VDD_IN", watts, T), gpu, device=TX2, cores=(Core(use), Core(use)))
+    how = {"device": TX2, "cores": (Core(use), Core(use)), "batch": sum(out.name.encode())}
+    return powered(out, rail("VDD_IN", watts, T), gpu, **how)  # type: ignore[arg-type]
 
 
 def _gpu(use: float) -> Sampled:
@@ -51,6 +52,19 @@ def test_the_uncertainty_is_what_runs_that_were_left_out_show(tmp_path: Path) ->
     spec = parse_power_model(learned(tmp_path, alike))
     errors = [watts / np.mean([other for _, other in alike if other != watts]) - 1 for _, watts in alike]
     assert spec.uncertainty == pytest.approx(3.182 * np.sqrt(np.mean(np.square(errors))), rel=0.05)
+
+
+def test_a_training_that_was_repeated_does_not_make_the_uncertainty_less(tmp_path: Path) -> None:
+    points = [(0.5, 7.0), (0.7, 10.2), (0.9, 11.5)]
+    once = [measured(tmp_path / str(at), *point) for at, point in enumerate(points)]
+    again = [
+        measured(tmp_path / f"{at}-{more}", *points[at], batch=sum(str(at).encode()))
+        for at in range(3)
+        for more in "ab"
+    ]
+    known, repeated = (parse_power_model(stepscope.learn_power_model(*runs)) for runs in (once, [*once, *again]))
+    assert known.uncertainty is not None
+    assert repeated.uncertainty == pytest.approx(known.uncertainty, rel=0.02)
 
 
 def test_a_gpu_that_does_nothing_is_in_no_model_and_what_is_said_can_be_read(tmp_path: Path) -> None:
@@ -116,9 +130,15 @@ def test_too_few_runs_of_several_devices_without_a_total_or_that_follow_nothing_
     other = measured(tmp_path / "other", 0.5, 7, device={**TX2, "machine": "x86_64"}).path
     silent = powered(tmp_path / "silent", device=TX2).path
     simulated = measured(tmp_path / "simulated", 0.5, 7, header={"simulated": "jetson-tx2"}).path
+    again = [measured(tmp_path / name, 0.3, 5.8, batch=sum(b"a")).path for name in ("d", "e")]
+    desk = channel("wall", "power", "wall:desk", sensor="shelly", parent_scope="system")
+    plug = Sampled(desk, T, np.full(len(T), 12.0))
+    plugged = powered(tmp_path / "plugged", plug, device=TX2, cores=(Core(0.4), Core(0.4)), batch=7).path
     strange = [measured(tmp_path / f"s{watts}", 0.6, watts).path for watts in (1.0, 40.0, 0.2)]
     for paths, why in (
-        (good[:2], "at least 3"),
+        (good[:2], "at least 3 different trainings, not 2"),
+        ([*good[:2], *again], "at least 3 different trainings; of these 4, 2 differ"),
+        ([*good, plugged], "different things: VDD_IN; wall:desk"),
         ([*good, other], "different devices"),
         ([*good, silent], "no measured power"),
         ([*good, simulated], "simulated"),

@@ -10,6 +10,7 @@ import pytest
 from tests.analysis.attribution.powered_run import GAP_W, OTHER_W, WATTS, powered_run
 from tests.fabricate import fabricate_run
 
+from stepscope.analysis.energy.fit_span import slice_to_fit
 from stepscope.analysis.energy.tables import POWER_SCHEMA, _thin_power_curve, operator_power
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.tracks import OPERATOR_POWER, step_tracks
@@ -43,6 +44,25 @@ def test_its_mean_is_the_energy_of_a_step(run: Run) -> None:
     frame, whole = run.power_of_ops(), run.energy("component")
     spent = (frame["power_w"] * (frame["end_ns"] - frame["start_ns"]) / 1e9).sum()
     assert spent == pytest.approx(whole["joules_per_step"][0], rel=0.1)
+
+
+def test_of_a_long_run_the_power_is_of_the_step_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.analysis.energy.fit_span.MOST_READINGS", 150)
+    path = powered_run(tmp_path)
+    for part in [path / "steps.parquet", *sorted((path / "ops").glob("*.parquet"))]:
+        frame, late = pl.read_parquet(part), pl.col("step") >= 200
+        frame = frame.with_columns(recorded=late) if "recorded" in frame.columns else frame.filter(late)
+        frame.write_parquet(part)
+    long = Run(path)
+    steps = slice_to_fit(long).steps["step"]
+    assert steps[0] >= 200
+    frame = operator_power(long, long.attributed_rails, int(steps[5]))
+    spent = (frame["power_w"] * (frame["end_ns"] - frame["start_ns"])).sum() / frame["end_ns"][-1]
+    assert spent == pytest.approx(long.energy("component")["watts"][0], rel=0.1)
+    assert len(frame) > 10
+    assert operator_power(long, long.attributed_rails, 5).is_empty()
 
 
 def test_a_second_reader_does_not_fit_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from tests.fabricate import START_NS, Sampled
 from tests.sensors.pc_trees import found, hwmon, watching
 
 from stepscope.analysis.device.throttling import detect_throttling
-from stepscope.analysis.energy.rails import energy_over, power_windows, window_rates
+from stepscope.analysis.energy.measured_energy import energy_over, power_windows, window_rates
 from stepscope.analysis.forecast import device_energies
 from stepscope.analysis.run import Run
 from stepscope.record.sensors.hwmon import discover_hwmon
@@ -177,6 +177,14 @@ def test_two_sensors_that_contradict_each_other_are_said_to(tmp_path: Path) -> N
     run = powered(tmp_path, *direct, rail("VDD_IN", 14, T, sensor="tegrastats", refresh_ns=1e8), device=TX2)
     assert total(run)["source"] == "ina3221"
     assert any("40.0 % more: they disagree" in note for note in run.energy_tables.notes)
+
+
+def test_a_second_sensor_that_was_hardly_read_neither_agrees_nor_contradicts(tmp_path: Path) -> None:
+    watts = np.where(T.max() / 4 > T, 20.0, 10.0)
+    second = rail("VDD_IN", np.where(T.max() / 4 > T, 20.0, np.nan), T, sensor="tegrastats", refresh_ns=1e8)
+    run = powered(tmp_path, rail("VDD_IN", watts, T), second, device=TX2)
+    (said,) = [note for note in run.energy_tables.notes if "tegrastats says" in note]
+    assert said.endswith("more: their readings do not tell whether they agree")
 
 
 def test_a_finer_source_that_was_dark_most_of_the_time_is_not_preferred(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_the_row_of_the_stalled_step_is_marked_and_its_mean_is_told(stalled: Run
     marked = {row["name"] for row in stalled.operators().iter_rows(named=True) if mean_differs_from_median(row)}
     assert marked == {"aten::mkldnn_convolution"}
     said = " ".join(screen(stalled).split())
-    assert "single steps lay far off, and are not in the times and shares" in said
+    assert "outlying single steps are not in the times and shares" in said
     assert "aten::mkldnn_convolution: 3 ms, with them" in said
 
 
@@ -86,7 +86,7 @@ def test_few_long_steps_that_hold_much_of_the_time_are_told(tmp_path: Path) -> N
         tmp_path, steps=223, recorded=lambda step: step < 23, stretch=lambda step: 100.0 if step in (50, 150) else 1.0
     )
     said = " ".join(Run(path).verdict().cautions)
-    assert "1 % of the steps, each longer than twice that, hold 50 % of their time" in said
+    assert "1 % of the steps take more than twice the median, and 50 % of the time" in said
 
 
 def test_steps_that_are_alike_are_not_said_to_vary(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests.analysis.attribution.simulated import Device, Execution, execute, pol
 from stepscope.analysis.energy.attribution import FitOptions, attribute_energy, find_conversion_clock
 from stepscope.analysis.energy.readings import Readings, move_to_conversions
 from stepscope.analysis.energy.sensor_model import SensorModel
+from stepscope.analysis.energy.timeline import Keys, Lane, Timeline
 from stepscope.analysis.energy.update_clocks import UpdateClock
 
 STATED, TRUE = 0.007, 0.0066
@@ -56,3 +57,32 @@ def test_a_conversion_that_was_read_twice_counts_once() -> None:
     told = move_to_conversions(Readings(np.array([0.5, 0.6, 1.5, 2.01, 2.5]), np.arange(5.0)), clock)
     assert told.stamp.tolist() == [0.0, 1.0, 2.0]
     assert told.watts.tolist() == [0.0, 2.0, 4.0]
+
+
+def _four_kernels_a_step(watts: np.ndarray, period: float) -> tuple[Timeline, Readings]:
+    """300 steps of 15 ms with idle time between their kernels, behind a gauge that means over each of its updates."""
+    random = np.random.default_rng(0)
+    scale = 1 + 0.03 * random.standard_normal(300)
+    begin = np.append(0.0, np.cumsum(0.015 * scale))
+    t0, t1 = (
+        (begin[:-1, None] + np.array(shares) * scale[:, None]).ravel()
+        for shares in ([0.002, 0.0055, 0.008, 0.0115], [0.0054, 0.0079, 0.0089, 0.0144])
+    )
+    apart = np.arange(5)
+    keys = Keys(apart, apart, np.zeros(5, dtype=bool))
+    lane = Lane(t0, t1, np.tile(np.arange(4), 300))
+    timeline = Timeline((lane,), keys, begin[:-1], begin[1:], np.ones(300, dtype=bool), 5e-7)
+    extra = np.cumsum(np.stack([np.zeros(1200), (watts[lane.key] - watts[4]) * (t1 - t0)], 1).ravel())
+    at = np.arange(0.0, begin[-1], period)
+    joules = np.interp(at, np.stack([t0, t1], 1).ravel(), extra) + watts[4] * at
+    read = np.diff(joules) / period + random.normal(0, 0.5, len(at) - 1)
+    return timeline, Readings(at[1:], np.round(read, 3))
+
+
+def test_a_clock_under_which_the_readings_fit_worse_is_none() -> None:
+    watts = np.array([200.0, 120.0, 60.0, 60.0, 60.0])
+    timeline, readings = _four_kernels_a_step(watts, 0.0103)
+    fit = attribute_energy(timeline, readings, FitOptions(refresh=0.0103))
+    assert fit is not None
+    assert fit.known.clock is None
+    assert fit.watts == pytest.approx(watts, rel=0.05)

@@ -15,9 +15,9 @@ from tests.fabricate import fabricate_run
 
 from stepscope.analysis.energy.fit_inputs import run_readings
 from stepscope.analysis.energy.fit_span import scale_to_whole_run
+from stepscope.analysis.energy.measured_energy import Energy
 from stepscope.analysis.energy.operators import ENERGY_SCHEMA, RESOLUTION_SCHEMA, energy_by, resolution_table
 from stepscope.analysis.energy.rail_fits import RailFit, fit_rails, group_energies
-from stepscope.analysis.energy.rails import Energy
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import between_steps_sentences, resolution_sentences
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
@@ -96,6 +96,40 @@ def test_hardly_sampled_rails_say_why_they_have_no_numbers(tmp_path: Path) -> No
     assert row["joules_per_step"] is None
     assert row["verdict"] == "not identifiable"
     assert "train" in row["reason"]
+
+
+def test_a_rail_that_was_read_for_half_of_the_run_does_not_tell_the_rest(tmp_path: Path) -> None:
+    path = powered_run(tmp_path, steps=300)
+    samples = path / "samples" / "power.parquet"
+    frame = pl.read_parquet(samples)
+    frame.slice(len(frame) // 2).write_parquet(samples)
+    run = Run(path)
+    (whole,) = run.energy("component").to_dicts()
+    assert whole["joules_per_step"] is not None
+    assert run.rail_energy()["watts_low"].to_list() == [whole["low"]] == [None]
+    (resolution,) = run.energy_resolution().to_dicts()
+    assert (resolution["resolved_share"], resolution["more_steps"]) == (0.0, None)
+    for reason in (whole["reason"], resolution["note"], *run.energy("kind")["reason"]):
+        assert "read in 49" in reason or "read in 50" in reason
+
+
+def test_a_rail_that_cannot_be_divided_has_a_total_all_the_same(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=100, power_w=5.0))
+    (whole,) = run.energy("component").to_dicts()
+    assert whole["watts"] == pytest.approx(5)
+    assert whole["low"] <= whole["joules_per_step"] <= whole["high"]
+    assert whole["verdict"] == "resolved"
+
+
+def test_more_steps_of_a_long_run_are_promised_to_help_nobody(rails: list[RailFit]) -> None:
+    fit = rails[0].fit
+    assert fit is not None
+    more = 1e5
+    unsure = replace(fit, covariance=more * fit.covariance, statistical=more * fit.statistical)
+    short, long = (replace(rails[0], fit=unsure, of_stretch=of_stretch) for of_stretch in (False, True))
+    assert resolution_table([short])["more_steps"][0] > 0
+    assert resolution_table([long])["more_steps"].to_list() == [None]
+    assert resolution_table([replace(rails[0], of_stretch=True)])["more_steps"].to_list() == [0]
 
 
 def test_a_rail_that_stands_still_is_said_to(tmp_path: Path) -> None:
@@ -216,6 +250,20 @@ def test_readings_of_a_sensor_that_sticks_are_left_out_and_said(tmp_path: Path) 
     assert len(both) > 0
     for now in both.to_dicts():
         assert now["joules_per_step_right"] == pytest.approx(now["joules_per_step"], rel=0.1)
+
+
+def test_a_rail_that_rests_before_the_training_did_not_stand_still(tmp_path: Path) -> None:
+    path = powered_run(tmp_path, steps=200)
+    samples = path / "samples" / "power.parquet"
+    frame = pl.read_parquet(samples)
+    period = int(frame["t0_ns"][1] - frame["t0_ns"][0])
+    rest = frame.head(1).select(pl.all().repeat_by(500).explode()).with_columns(vdd_in=pl.lit(1.5))
+    before = pl.int_range(500, 0, -1, dtype=pl.Int64, eager=True) * period
+    rest = rest.with_columns(pl.col("t0_ns", "t1_ns") - before)
+    pl.concat([rest, frame]).write_parquet(samples)
+    (row,) = Run(path).energy_resolution().to_dicts()
+    assert row["stuck_s"] == 0
+    assert row["resolved_share"] > 0.9
 
 
 def test_what_lies_between_the_steps_is_said_where_it_is_much() -> None:

@@ -15,7 +15,7 @@ from tests.analysis.attribution.powered_run import powered_run
 from stepscope.analysis import result_cache
 from stepscope.analysis.energy import rail_fits
 from stepscope.analysis.energy.calibration import fit_sensor_model
-from stepscope.analysis.energy.fit_inputs import stored_calibrations
+from stepscope.analysis.energy.calibration_store import stored_calibrations
 from stepscope.analysis.run import Run
 from stepscope.errors import UnknownName
 

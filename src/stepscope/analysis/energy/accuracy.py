@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepscope.analysis.energy.measured_energy import Energy, sum_energies
 from stepscope.analysis.energy.power_sources import PowerSource
-from stepscope.analysis.energy.rails import Energy, MeasuredRail, sum_energies
+from stepscope.analysis.energy.rails import MeasuredRail
 
 
 @dataclass(frozen=True)

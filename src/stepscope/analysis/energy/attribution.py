@@ -17,10 +17,14 @@ from stepscope.analysis.energy.calibration import (
     fit_sensor_model,
     refit_sensor_model,
 )
-from stepscope.analysis.energy.calibration_error import CalibrationErrorEffect, calibration_error_effect
+from stepscope.analysis.energy.calibration_error import (
+    CalibrationErrorEffect,
+    FilterShape,
+    calibration_error_effect,
+    filter_shape,
+)
 from stepscope.analysis.energy.calibration_store import SensorCalibration
 from stepscope.analysis.energy.coarse_search import Prior
-from stepscope.analysis.energy.filter_shape import FilterShape, filter_shape
 from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, check_residuals, reason_window_too_wide
 from stepscope.analysis.energy.readings import (
     Readings,
@@ -72,6 +76,7 @@ from stepscope.units import plural
 _ENOUGH = 300  # readings in profiled steps
 _BLURRED = 0.5  # of its refresh: a gauge that sees so wide a window is one whose conversions come at unknown times
 _MOST_HOLD = 1.0  # s
+_WORSE = 1.25  # times the noise without a clock: more than chance makes of a right one
 _CLOCKS_TRIED = 2  # other sensor models from which an unseen clock is looked for
 
 
@@ -107,7 +112,7 @@ class FitOptions:
 class Attribution:
     """Energies over all steps, J: of each key (P,), their covariance, and what else is known of their errors.
 
-    `other_ways` (W, P) are the energies by the coarser fit and without smear: how far they differ is an error too.
+    `coarser` and `sharper` (P,) are those by the coarser fit and without smear: how far they differ is an error too.
     `statistical` (P, P) is the part of the covariance that more steps make smaller.
     """
 
@@ -194,7 +199,7 @@ def _attribute_by_best_clock(timeline: Timeline, readings: Readings, options: Fi
 
 
 def _attribute(timeline: Timeline, readings: Readings, options: FitOptions) -> Attribution | None:
-    if options.periodic and readings.width is None and readings.mix is None:
+    if options.periodic and readings.is_gauge:
         readings = replace(readings, stamp=undelayed_stamps(readings.stamp))
     readings = _readings_near_steps(timeline, readings)
     if readings.count < FEWEST or readings.still:
@@ -351,21 +356,29 @@ def _calibrate_source(
     clocks = (_infer_update_clock(timeline, readings, model, options, shared) for model in likely)
     clock = next((clock for clock in clocks if clock is not None), None)
     ticked = _align_readings_to_clock(timeline, readings, clock)
-    if clock is None or ticked.count < FEWEST:
-        own = first if near is None else refit_sensor_model(timeline, sharp, first)
-        return readings, SensorCalibration(own, None, own)
-    readings, sharp = ticked, _profiled_readings(timeline, ticked)
-    last = (
-        fit_sensor_model(timeline, sharp, options.prior(0.0))
-        if near is None
-        else refit_sensor_model(timeline, sharp, near.last)
-    )
-    return readings, SensorCalibration(first, clock, last)
+    if clock is not None and ticked.count >= FEWEST:
+        of_updates = _profiled_readings(timeline, ticked)
+        last = (
+            fit_sensor_model(timeline, of_updates, options.prior(0.0))
+            if near is None
+            else refit_sensor_model(timeline, of_updates, near.last)
+        )
+        if not readings.is_gauge or _noise_w2(timeline, ticked, last) <= _WORSE * _noise_w2(timeline, readings, first):
+            return ticked, SensorCalibration(first, clock, last)
+    own = first if near is None else refit_sensor_model(timeline, sharp, first)
+    return readings, SensorCalibration(own, None, own)
+
+
+def _noise_w2(timeline: Timeline, readings: Readings, calibration: Calibration) -> float:
+    """Variance of a reading about a first fit, W^2: a clock that is none leaves more than no clock does."""
+    timeline = join_uncertain_pieces(condense(timeline, *FEW_KEYS))
+    inside = readings.select(fully_covered_flags(timeline, readings, calibration.model))
+    return scaled_rows(timeline, inside, calibration.model, ANY_SPREAD)[1].noise if inside.count >= FEWEST else np.inf
 
 
 def _max_value_age_s(readings: Readings, options: FitOptions) -> float:
     """By how much older than its delay a value can be, s: of a gauge that is read on its updates, not at all."""
-    if readings.width is not None or readings.mix is not None or options.periodic or readings.has_update_times:
+    if not readings.is_gauge or options.periodic or readings.has_update_times:
         return 0.0
     return min(options.refresh or readings.period, _MOST_HOLD)
 
@@ -389,7 +402,7 @@ def _infer_update_clock(
     """
     inside = readings.select(fully_covered_flags(timeline, readings, model))
     register, refresh = readings.register, options.refresh
-    gauge = readings.width is None and readings.mix is None
+    gauge = readings.is_gauge
     if inside.count < FEWEST or readings.has_update_times or (refresh is None and register is None):
         return None
     blurred = refresh is not None and _BLURRED * refresh < float(model.width or 0.0) + model.hold

@@ -254,7 +254,7 @@ def _gives_same_energies(problem: _CalibrationProblem, descent: _Descent, other:
 
 
 def _parameters_of_model(model: SensorModel, readings: Readings) -> Floats:
-    """The inverse of `_Problem.model`."""
+    """The inverse of `_CalibrationProblem.model`."""
     width = 1.0 if readings.width is None else float(np.median(readings.width))
     width = width if model.width is None else model.width
     centre = model.lag + model.rc + ((width + model.hold) / 2 if readings.width is None else 0.0)

@@ -10,6 +10,7 @@ import numpy as np
 from stepscope.analysis.energy.calibration import Calibration, Rival
 from stepscope.analysis.energy.sensor_model import SensorModel
 from stepscope.analysis.energy.update_clocks import UpdateClock
+from stepscope.analysis.result_cache import ResultCache
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,20 @@ class SensorCalibration:
     tied: bool = False
 
 
-def calibration_to_json(sensor: SensorCalibration) -> dict[str, Any]:
+def stored_calibrations(results: ResultCache, name: str) -> dict[str, SensorCalibration]:
+    """Return what an earlier reader found of each channel in these very files; empty where there is none."""
+    return (
+        results.load(name, lambda stored: {channel: _sensor_from_json(sensor) for channel, sensor in stored.items()})
+        or {}
+    )
+
+
+def store_calibrations(results: ResultCache, name: str, calibrations: dict[str, SensorCalibration]) -> None:
+    """Keep what was found of each channel for the next reader."""
+    results.store(name, {channel: _sensor_json(source) for channel, source in calibrations.items()})
+
+
+def _sensor_json(sensor: SensorCalibration) -> dict[str, Any]:
     """Plain numbers and lists; an infinite margin is null, which JSON has no number for."""
     clock = sensor.clock
     return {
@@ -39,7 +53,7 @@ def calibration_to_json(sensor: SensorCalibration) -> dict[str, Any]:
     }
 
 
-def calibration_from_json(stored: dict[str, Any]) -> SensorCalibration:
+def _sensor_from_json(stored: dict[str, Any]) -> SensorCalibration:
     """KeyError, TypeError or ValueError where it is none of ours."""
     clock = stored["clock"]
     return SensorCalibration(

@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.energy.attribution import CONVERSION, FitOptions
-from stepscope.analysis.energy.calibration_store import SensorCalibration, calibration_from_json, calibration_to_json
 from stepscope.analysis.energy.fit_span import RunSlice, slice_to_fit
 from stepscope.analysis.energy.power_sources import PowerSource, channel_readings, plausible_watts, power_sources
 from stepscope.analysis.energy.readings import (
@@ -24,7 +23,6 @@ from stepscope.analysis.energy.readings import (
 )
 from stepscope.analysis.energy.timeline import Keys, Lane, Timeline, fill_unprofiled
 from stepscope.analysis.energy.update_clocks import is_periodic
-from stepscope.analysis.result_cache import ResultCache
 from stepscope.analysis.time.operators import CPU, FACTS, FRAMEWORK_OVERHEAD, UNSTATED, OpPieces, join_tracks, op_pieces
 from stepscope.analysis.time.overhead_correction import StepTimes
 from stepscope.analysis.time.spans import overlay
@@ -318,9 +316,11 @@ def gauge_inputs(
     """
     channel, refresh = source.channel or {}, source.refresh_ns / 1e9 or None
     still = stuck_readings(t0, watts, step)
-    stuck_s = float((np.diff(t0) * still[1:] * still[:-1]).sum())
+    in_steps = (t0 >= 0) & (t1 <= end)
+    stuck = still & in_steps
+    stuck_s = float((np.diff(t0) * stuck[1:] * stuck[:-1]).sum())
     watts = np.where(still | ~plausible_watts(watts, source.step_size), np.nan, watts)
-    floor = resolution_error_w(watts[(t0 >= 0) & (t1 <= end)], source.step_size)
+    floor = resolution_error_w(watts[in_steps], source.step_size)
     weight = register_weight(channel)
     if weight is not None and refresh is not None:
         valid = ~np.isnan(watts)
@@ -364,18 +364,3 @@ def register_weight(channel: dict[str, Any]) -> float | None:
     if not refresh or not window or window <= refresh:
         return None
     return float(refresh) / float(window)
-
-
-def stored_calibrations(results: ResultCache, name: str) -> dict[str, SensorCalibration]:
-    """Return what an earlier reader found of each channel in these very files; empty where there is none."""
-    return (
-        results.load(
-            name, lambda stored: {channel: calibration_from_json(sensor) for channel, sensor in stored.items()}
-        )
-        or {}
-    )
-
-
-def store_calibrations(results: ResultCache, name: str, calibrations: dict[str, SensorCalibration]) -> None:
-    """Keep what was found of each channel for the next reader."""
-    results.store(name, {channel: calibration_to_json(source) for channel, source in calibrations.items()})

@@ -13,6 +13,7 @@ import numpy as np
 from scipy import special  # type: ignore[import-untyped]
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
+from stepscope.analysis.energy.measured_energy import energy_over, idle_stretch, sum_energies, training_stretches
 from stepscope.analysis.energy.power_model import (
     COMPONENTS,
     ComponentPower,
@@ -21,14 +22,7 @@ from stepscope.analysis.energy.power_model import (
     parse_power_model,
     relative_use,
 )
-from stepscope.analysis.energy.rails import (
-    RailTree,
-    energy_over,
-    idle_stretch,
-    rail_tree,
-    sum_energies,
-    training_stretches,
-)
+from stepscope.analysis.energy.rails import RailTree, rail_tree
 from stepscope.arrays import Floats
 from stepscope.errors import UsageError
 from stepscope.runfolder import RunReader
@@ -52,10 +46,15 @@ class _UseAndPower:
 
 @dataclass(frozen=True)
 class _Measured:
-    """One run: its training, and where there was such a time, the device at rest before it."""
+    """One run: its training, and where there was such a time, the device at rest before it.
+
+    what: tells its training from others; rails: names of what was measured.
+    """
 
     training: _UseAndPower
     rest: _UseAndPower | None
+    what: str
+    rails: str
 
     @property
     def stretches(self) -> list[_UseAndPower]:
@@ -65,20 +64,27 @@ class _Measured:
 def learn_power_model(paths: Sequence[Path]) -> PowerModel:
     """Return the power model of the device that these runs measured, with the CI of a run that is none of them.
 
-    Each run is predicted by a model of the others; the 95 % CI is Student's of these errors. UsageError where they are
-    too few, of several devices, simulated, or without a measured total.
+    Each run is predicted by a model of the other trainings; the 95 % CI is Student's of these errors. UsageError where
+    they are too few, of several devices or rails, simulated, or without a measured total.
     """
-    if len(paths) < FEWEST_RUNS:
-        raise UsageError(f"a power model is learned from at least {FEWEST_RUNS} runs, not {len(paths)}", _HINT)
     readers = [RunReader(path) for path in paths]
+    trainings = len({_training_of(reader) for reader in readers})
+    if trainings < FEWEST_RUNS:
+        repeated = f", not {len(paths)}" if trainings == len(paths) else f"; of these {len(paths)}, {trainings} differ"
+        raise UsageError(f"a power model is learned from at least {FEWEST_RUNS} different trainings{repeated}", _HINT)
     devices = {tuple(str(reader.device.get(name)) for name in _SAME_DEVICE) for reader in readers}
     if len(devices) > 1:
         raise UsageError("these runs are of different devices", "name runs of the device that is to be estimated")
-    gpu = len(readers) >= _GPU_RUNS and all(relative_use(reader, "gpu") is not None for reader in readers)
+    gpu = trainings >= _GPU_RUNS and all(relative_use(reader, "gpu") is not None for reader in readers)
     components = COMPONENTS if gpu else COMPONENTS[:1]
     runs = [_measure_run(reader, components) for reader in readers]
+    if len(rails := dict.fromkeys(run.rails for run in runs)) > 1:
+        raise UsageError(
+            f"these runs measured different things: {'; '.join(rails)}",
+            "name runs that were measured by the same sensor",
+        )
     errors = np.array([_leave_one_out_error(runs, place) for place in range(len(runs))])
-    share = float(special.stdtrit(len(runs) - 1, 0.975) * np.sqrt(np.mean(errors**2)))
+    share = float(special.stdtrit(trainings - 1, 0.975) * np.sqrt(np.mean(errors**2)))
     if not 0 < share <= 1:
         raise UsageError(
             f"each of these runs is predicted by the others to +-{share:.0%} only: that is no model",
@@ -100,6 +106,12 @@ def _use_range(readers: Sequence[RunReader], component: str) -> tuple[float, flo
     return (min(shares), max(shares)) if len(shares) == len(use) and max(shares) > 0 else None
 
 
+def _training_of(reader: RunReader) -> str:
+    """Return what tells a training from others: repeating one shows nothing of how well another is predicted."""
+    workload = reader.meta.get("workload") or {}
+    return str([workload.get("name"), workload.get("batch_size"), reader.meta.get("argv")])
+
+
 def _measure_run(reader: RunReader, components: Sequence[str]) -> _Measured:
     if reader.meta.get("simulated"):
         raise UsageError(f"{reader.path.name} has simulated sensors: nothing of this device is learned there", _HINT)
@@ -108,7 +120,8 @@ def _measure_run(reader: RunReader, components: Sequence[str]) -> _Measured:
     if training is None:
         raise UsageError(f"{reader.path.name} has no measured power of the whole device in its steps", _HINT)
     idle = idle_stretch(reader, [line.best for line in tree.total or ()])
-    return _Measured(training, _use_and_power_over(reader, tree, idle, components) if len(idle) else None)
+    rest = _use_and_power_over(reader, tree, idle, components) if len(idle) else None
+    return _Measured(training, rest, _training_of(reader), " + ".join(sorted(line.name for line in tree.total or ())))
 
 
 def _use_and_power_over(
@@ -127,8 +140,8 @@ def _fit_watts(stretches: Sequence[_UseAndPower]) -> Floats:
 
 
 def _leave_one_out_error(runs: Sequence[_Measured], place: int) -> float:
-    """Return by what share the training of a run differs from what the others predict of it."""
-    others = [stretch for other, run in enumerate(runs) if other != place for stretch in run.stretches]
+    """Return by what share the training of a run differs from what the other trainings predict of it."""
+    others = [stretch for run in runs if run.what != runs[place].what for stretch in run.stretches]
     held_out = runs[place].training
     predicted = float(_fit_watts(others) @ np.array([1.0, *held_out.use]))
     return held_out.watts / predicted - 1 if predicted > 0 else np.inf

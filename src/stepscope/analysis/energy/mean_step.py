@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analysis.energy.rails import Energy
+from stepscope.analysis.energy.measured_energy import Energy
 from stepscope.analysis.estimate import Estimate, mean_over_time, ratio_of_sums
 from stepscope.analysis.time.steps import FEW, timed_steps
 from stepscope.runfolder import RunReader

@@ -80,8 +80,8 @@ def check_residuals(
 def outlier_weights(residuals: Floats, group: Ints, moves: float) -> Floats:
     """Weight of each reading (M,): below 1 for strays, where there are more of them than noise makes.
 
-    group: (M,) as `Timeline.kind_of`; each has a noise of its own, since a pause is quieter than what operators do.
-    moves: standard deviation of the readings, in the unit of `left`.
+    group: (M,) as `Timeline.step_kind_at`; each has a noise of its own: a pause is quieter than what operators do.
+    moves: standard deviation of the readings, in the unit of the residuals.
     """
     off = _robust_distance(residuals, group, moves)
     if len(residuals) < _BINS[1] or float((off > _FAR).mean()) < _STRAY:
@@ -162,7 +162,7 @@ def reason_window_too_wide(timeline: Timeline, readings: Readings, watts: Floats
 
     watts: (P,) as fitted. What is left of their motion in the readings then depends on the window's least detail.
     """
-    if readings.width is not None or readings.mix is not None:
+    if not readings.is_gauge:
         return ""
     share = timeline.seconds / max(float(timeline.seconds.sum()), 1e-30)
     moves = float(np.sqrt(share @ (watts - share @ watts) ** 2))

@@ -14,9 +14,9 @@ from stepscope.analysis.channels import Series, core_busy_time, series_of
 from stepscope.analysis.energy import rail_fits
 from stepscope.analysis.energy.attribution import Attribution, FitOptions, attribute_energy
 from stepscope.analysis.energy.calibration import Calibration
-from stepscope.analysis.energy.calibration_store import SensorCalibration
-from stepscope.analysis.energy.fit_inputs import RunTimeline, RunTimelines, store_calibrations, stored_calibrations
-from stepscope.analysis.energy.rail_fits import Z_95, GroupEnergies, RailFit, group_energies, identifiability
+from stepscope.analysis.energy.calibration_store import SensorCalibration, store_calibrations, stored_calibrations
+from stepscope.analysis.energy.fit_inputs import RunTimeline, RunTimelines
+from stepscope.analysis.energy.rail_fits import GroupEnergies, RailFit, group_energies, identifiability
 from stepscope.analysis.energy.readings import Readings, from_counter, from_gauge
 from stepscope.analysis.energy.sensor_model import SensorModel
 from stepscope.analysis.process_scopes import WATCHED, writer_scope
@@ -101,7 +101,7 @@ def resolution_table(rails: Sequence[RailFit]) -> pl.DataFrame:
 
 def _rail_rows(rail: RailFit, by: str, method: str) -> pl.DataFrame:
     not_divided = by != WHOLE and rail.ops.reason_not_divided
-    if not_divided or len(rail.readings.watts) < 1 or (rail.fit is None and method == "fit"):
+    if not_divided or len(rail.readings.watts) < 1 or (rail.fit is None and method == "fit" and by != WHOLE):
         return _rail_frame(rail, method, [_unknown_row(rail, not_divided or rail.reason)])
     if by == WHOLE:
         return _rail_frame(rail, method, [_measured_total_row(rail, method)])
@@ -198,26 +198,23 @@ def _rows_without_interval(
 
 def _measured_total_row(rail: RailFit, method: str) -> dict[str, Any]:
     """The rail's measured total."""
-    timeline, factor = rail.ops.timeline, 1.0
-    span = timeline.end - timeline.begin
-    if rail.fit is not None and method == "fit":
-        factor = rail.fit.time_factor
-        span *= factor
-        hidden = rail.fit.floor * span
-        joules, half = rail.fit.total.joules, Z_95 * float(np.hypot(rail.fit.total.sd, hidden))
-        if rail.measured is not None and rail.measured.low_w is not None and rail.measured.high_w is not None:
-            half = max(
-                half, (rail.measured.high_w - rail.measured.low_w) / 2 * span
-            )  # as the report's first lines have it
-    else:
-        joules, half = float(np.average(rail.readings.watts, weights=rail.readings.weight)) * span, None
+    timeline, fit = rail.ops.timeline, rail.fit if method == "fit" else None
+    factor = 1.0 if fit is None else fit.time_factor
+    span = (timeline.end - timeline.begin) * factor
+    watts = float(np.average(rail.readings.watts, weights=rail.readings.weight))
+    if method == "fit" and rail.measured is not None and rail.measured.watts is not None:
+        watts = rail.measured.watts
+    joules = watts * span if fit is None else fit.total.joules
     own = ~timeline.keys.beside[None, :]
     row = _rows_without_interval(rail, [{"name": MEASURED}], np.array([joules]), own, joules, factor)[0]
-    if half is None:
+    if method != "fit":
         return row
-    low, high = (max(joules + side * half, 0.0) / timeline.steps for side in (-1, 1))
-    verdict, reason = rail_fits.total_verdict(joules, half)
-    return {**row, "low": low, "high": high, "verdict": verdict, "reason": reason or None}
+    if rail.hardly_read:
+        return row | {"verdict": "not identifiable", "reason": rail.hardly_read}
+    low, high = rail.total_ends(joules, span)
+    verdict, reason = rail_fits.total_verdict(joules, max(joules - low, high - joules))
+    steps = timeline.steps
+    return row | {"low": low / steps, "high": high / steps, "verdict": verdict, "reason": reason or None}
 
 
 def _unknown_row(rail: RailFit, reason: str | None) -> dict[str, Any]:
@@ -247,7 +244,7 @@ def _resolution_row(rail: RailFit) -> dict[str, Any]:
         **shared,
         "shortest_op_s": resolution.shortest_op,
         "resolved_share": resolution.share,
-        "more_steps": resolution.more_steps,
+        "more_steps": None if rail.of_stretch and resolution.more_steps else resolution.more_steps,
         "expected_error": resolution.expected_error,
         "unsampled_s": phase.unsampled,
         "locked": phase.locked,

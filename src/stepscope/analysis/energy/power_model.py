@@ -41,7 +41,7 @@ _ERROR = re.compile(
     + _SEEN.format(before="at", name="cpu", number=_NUMBER)
     + _SEEN.format(before="gpu", name="gpu", number=_NUMBER)
 )
-_HINT = "say what a part takes idle and fully busy: --power-model cpu=2W..15W or cpu=2W..15W,gpu=500mW..10W"
+_HINT = "state what a part draws when idle and when fully busy: --power-model cpu=2W..15W or cpu=2W..15W,gpu=500mW..10W"
 _ERROR_HINT = "the 95 % uncertainty of the model stands at its end: --power-model cpu=2W..15W+-10%"
 _BEYOND = 0.1  # of utilisation: so far beyond what it was learned from a model still holds
 

@@ -11,30 +11,25 @@ from scipy import sparse, special  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.alternative_models import model_words
 from stepscope.analysis.energy.attribution import Attribution, FitOptions, attribute_energy
-from stepscope.analysis.energy.calibration_store import SensorCalibration
-from stepscope.analysis.energy.fit_inputs import (
-    RunTimeline,
-    RunTimelines,
-    run_readings,
-    store_calibrations,
-    stored_calibrations,
-)
+from stepscope.analysis.energy.calibration_store import SensorCalibration, store_calibrations, stored_calibrations
+from stepscope.analysis.energy.fit_inputs import RunTimeline, RunTimelines, run_readings
 from stepscope.analysis.energy.fit_span import scale_to_whole_run, slice_to_fit
-from stepscope.analysis.energy.rails import (
-    UNUSED,
+from stepscope.analysis.energy.measured_energy import (
     Energy,
-    MeasuredRail,
-    RailTree,
+    UnreadPhase,
     energy_over,
+    find_unread_phase,
     idle_stretch,
     training_stretches,
 )
+from stepscope.analysis.energy.rails import UNUSED, MeasuredRail, RailTree
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.timeline import Lane, Timeline
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.analysis.time.steps import count_after_warmup, profiled_steps, steps_after_warmup
 from stepscope.arrays import Flags, Floats
 from stepscope.runfolder import RunReader
+from stepscope.units import percent
 
 FEWEST_READINGS = 2  # readings that the simpler ways need
 
@@ -44,7 +39,8 @@ class RailFit:
     """A rail, what explains it, what was read of it, and the fit (None where it was not possible: `reason` says why).
 
     idle_w: its power before the training began, None where that was not seen; make, chip: what the channel says of its
-    sensor, and which chip it is a channel of; stuck_s: for how long it stood still, which is excluded.
+    sensor, and which chip it is a channel of; stuck_s: for how long it stood still, which is excluded; of_stretch: of
+    a long run a stretch was fitted, which grows no longer with the run.
     """
 
     line: MeasuredRail
@@ -57,11 +53,36 @@ class RailFit:
     chip: str = ""
     stuck_s: float = 0.0
     measured: Energy | None = None  # over the steps, as the totals have it
+    unread: UnreadPhase | None = None  # what of every step its readings leave out
+    of_stretch: bool = False
 
     @property
     def lag(self) -> float:
         """Return the delay of the readings, s; 0 where no fit has given it."""
         return self.fit.calibration.model.lag if self.fit is not None else 0.0
+
+    def total_ends(self, joules: float, span_s: float) -> tuple[float, float]:
+        """Return the ends of the 95 % CI of the energy of so long, J: no narrower than the report's first lines.
+
+        joules: as the fit has it, else as it was measured.
+        """
+        half = 0.0 if self.fit is None else Z_95 * float(np.hypot(self.fit.total.sd, self.fit.floor * span_s))
+        measured = self.measured
+        if measured is not None and measured.low_w is not None and measured.high_w is not None:
+            half = max(half, (measured.high_w - measured.low_w) / 2 * span_s)
+        low, high = joules - half, joules + half
+        if self.unread is not None:
+            low, high = min(low, self.unread.low_w * span_s), max(high, self.unread.high_w * span_s)
+        return max(low, 0.0), high
+
+    @property
+    def hardly_read(self) -> str:
+        """Return that too little was read of the steps to tell the rest; empty where enough was."""
+        measured = self.measured
+        if measured is None or measured.low_w is not None:
+            return ""
+        share = measured.covered_s / max(measured.covered_s + measured.gap_s, 1e-9)
+        return f"this rail was read in {percent(share)} of the time of the steps, which does not tell the rest"
 
     def by_nearest(self) -> Floats:
         """Energy of each key by the sample nearest in time, J."""
@@ -143,22 +164,24 @@ def _fit_rail(run: RunReader, rail: _RailInputs, options: FitOptions) -> RailFit
     idle_w = energy_over(line.best, idle).watts if len(idle) else None
     spans = training_stretches(run)
     measured = energy_over(line.best, spans) if len(spans) else None
-    fit = None
+    unread = find_unread_phase(run, line.best)
+    whole = RailFit(line, ops, inside, None, "", idle_w, rail.make, rail.chip, options.stuck_s, measured, unread)
     if line.estimated:
-        reason = "an estimate is handed out, not fitted"
-    elif inside.count < FEWEST_READINGS:
-        reason = f"{inside.count} readings of this rail fall into the steps: train longer"
-    elif ops.reason_not_divided:
-        reason = ops.reason_not_divided
-    else:
-        fit = attribute_energy(ops.timeline, readings, options)
-        stretch = slice_to_fit(run)
-        if fit is not None and stretch is not run:
-            here, whole = _step_joules(line, stretch), _step_joules(line, run)
-            longer = _step_seconds(run) / _step_seconds(stretch)
-            fit = scale_to_whole_run(fit, whole / here, longer) if here and whole else fit
-        reason = "" if fit is not None else _reason_not_fitted(inside)
-    return RailFit(line, ops, inside, fit, reason, idle_w, rail.make, rail.chip, options.stuck_s, measured)
+        return replace(whole, reason="an estimate is handed out, not fitted")
+    if inside.count < FEWEST_READINGS:
+        return replace(whole, reason=f"{inside.count} readings of this rail fall into the steps: train longer")
+    if ops.reason_not_divided:
+        return replace(whole, reason=ops.reason_not_divided)
+    fit = attribute_energy(ops.timeline, readings, options)
+    if fit is None:
+        return replace(whole, reason=_reason_not_fitted(inside))
+    fit = replace(fit, misfit=replace(fit.misfit, fatal=whole.hardly_read or fit.misfit.fatal))
+    stretch = slice_to_fit(run)
+    if stretch is not run:
+        here, everywhere = _step_joules(line, stretch), _step_joules(line, run)
+        longer = _step_seconds(run) / _step_seconds(stretch)
+        fit = scale_to_whole_run(fit, everywhere / here, longer) if here and everywhere else fit
+    return replace(whole, fit=fit, of_stretch=stretch is not run)
 
 
 def _step_joules(line: MeasuredRail, run: RunReader) -> float | None:
@@ -294,7 +317,7 @@ class Identifiability:
 
     shortest_op: s, from which most places are within 10 %, None where none is; share: of the energy in parts within 10
     %;
-    more_steps: to add until 90 % of the energy is within 10 %, 0 if it is, None where no number of steps would do;
+    more_steps: to add until 90 % of the energy is within 10 %, 0 if it is, None where no number is known to do;
     expected_error: what the energy-weighted error is likely to be.
     """
 
@@ -403,7 +426,7 @@ def identifiability(attribution: Attribution, whole: GroupEnergies) -> Identifia
     return Identifiability(
         _shortest_resolved(attribution) if not against else None,
         share,
-        _steps_needed(attribution, whole),
+        None if against else _steps_needed(attribution, whole),
         error,
         against,
     )
@@ -432,11 +455,7 @@ def _steps_needed(attribution: Attribution, whole: GroupEnergies) -> int | None:
         sd = np.sqrt(whole.statistical**2 / factor**_FASTER + fixed / np.sqrt(factor) + hidden)
         half = CLAIM * Z_95 * sd / energy
         if float(energy[half <= RESOLVED / (1 + RESOLVED)].sum()) >= 0.9 * float(energy.sum()):
-            return (
-                0
-                if factor == 1.0 and not reason_unresolvable(attribution)
-                else max(int(np.ceil(steps * (factor - 1))), 1)
-            )
+            return int(np.ceil(steps * (factor - 1)))
     return None
 
 

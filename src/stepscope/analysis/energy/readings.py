@@ -70,6 +70,11 @@ class Readings:
         return len(self.watts)
 
     @property
+    def is_gauge(self) -> bool:
+        """Are these a register's values? Of a counter, or of an average taken apart, the windows are known."""
+        return self.width is None and self.mix is None
+
+    @property
     def has_update_times(self) -> bool:
         """Are these a gauge's values, each once, at the update that brought it?"""
         return self.tick > 0

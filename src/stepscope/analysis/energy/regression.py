@@ -274,7 +274,7 @@ def measured_total(readings: Readings, width: Floats, weight: Floats, seconds: f
     """
     distance = np.diff(readings.at)
     period = float(np.median(distance)) if len(distance) else seconds
-    if readings.width is None and readings.mix is None and len(distance):
+    if readings.is_gauge and len(distance):
         # What was read twice counts once in a fit; where power rests that is common, and the mean would be of the rest.
         near = np.minimum(distance, 3 * period)
         weight = weight * (np.append(near, near[-1:]) + np.append(near[:1], near))

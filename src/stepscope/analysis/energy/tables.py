@@ -12,25 +12,22 @@ from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.accuracy import meter_energy
 from stepscope.analysis.energy.attribution import Attribution
-from stepscope.analysis.energy.fit_span import long_run_notes
+from stepscope.analysis.energy.fit_span import long_run_notes, slice_to_fit
 from stepscope.analysis.energy.mean_step import MeanStep
-from stepscope.analysis.energy.rail_fits import COARSE, RailFit, group_energies, reason_unresolvable
-from stepscope.analysis.energy.rails import (
-    UNUSED,
+from stepscope.analysis.energy.measured_energy import (
     Energy,
-    MeasuredRail,
-    RailTree,
     energy_over,
+    find_unread_phase,
     idle_stretch,
-    outermost,
     power_windows,
     subtract_energies,
     sum_energies,
     training_stretches,
     with_model_interval,
 )
+from stepscope.analysis.energy.rail_fits import COARSE, RailFit, group_energies, reason_unresolvable
+from stepscope.analysis.energy.rails import UNUSED, MeasuredRail, RailTree, outermost
 from stepscope.analysis.energy.timeline import Timeline
-from stepscope.analysis.energy.unread_phase import find_unread_phase
 from stepscope.analysis.time.steps import steps_after_warmup
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import RunReader
@@ -207,9 +204,9 @@ def _line_names(lines: Sequence[MeasuredRail]) -> str:
 
 def _idle_power(run: RunReader, tree: RailTree) -> dict[str, float]:
     """Power of each line before the first step, while the training process was idle, W."""
-    stretch = idle_stretch(run, [line.best for line in tree.lines])
-    energies = {line.key: energy_over(line.best, stretch).watts for line in tree.lines} if len(stretch) else {}
-    return {key: watts for key, watts in energies.items() if watts is not None}
+    stretches = {line.key: idle_stretch(run, [line.best]) for line in tree.lines}
+    idle = {line.key: energy_over(line.best, stretches[line.key]).watts for line in tree.lines}
+    return {key: watts for key, watts in idle.items() if watts is not None}
 
 
 def _idle_sum(idle: dict[str, float], lines: Sequence[MeasuredRail]) -> float | None:
@@ -275,7 +272,8 @@ def _cross_check(line: MeasuredRail, sensor: str, best: Energy, other: Energy) -
     off = other.watts / best.watts - 1
     apart = other.low_w is not None and other.high_w is not None
     apart = apart and (other.low_w > best.high_w or other.high_w < best.low_w)  # type: ignore[operator]
-    verdict = "they disagree" if apart and abs(off) > _DISAGREE else "they agree"
+    verdict = "they disagree" if apart else "their readings do not tell whether they agree"
+    verdict = "they agree" if abs(off) <= _DISAGREE else verdict
     more = f"{percent(abs(off))} {'more' if off > 0 else 'less'}"
     own = f"{line.name} by {line.best.sensor}: {number(best.watts)} W"
     yield f"{own}; {sensor} says {number(other.watts)} W, {more}: {verdict}"
@@ -325,9 +323,9 @@ def operator_power(run: RunReader, rails: list[RailFit], step: int) -> pl.DataFr
     """Mean power of what ran, W, from piece to piece of a step; a row a piece and rail that was measured and fitted.
 
     The power of an operator is its mean over all steps: what differs from step to step is not in it. A rail of which
-    nothing can be resolved has no rows.
+    nothing can be resolved has no rows, nor has a step of a long run outside of the stretch that was fitted.
     """
-    steps = steps_after_warmup(run)
+    steps = steps_after_warmup(slice_to_fit(run))
     row = steps.filter(pl.col("step") == step)
     if row.is_empty():
         return pl.DataFrame(schema=POWER_SCHEMA)
