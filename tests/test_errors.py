@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from stepscope import errors
-from stepscope.errors import StepscopeError, UnknownName
+from stepscope.errors import RunNotFound, StepscopeError, UnknownName
+from stepscope.runfolder.validation import read_header
 
 TREE = re.compile(r"^[│ ]*(?:[├└]── )?(\w+) +(\d+)", re.MULTILINE)
 
@@ -55,6 +57,15 @@ def test_a_name_near_to_nothing_is_answered_with_all_names_in_order() -> None:
 
 def test_a_hint_of_ones_own_replaces_the_nearest_names() -> None:
     assert UnknownName("workload", "lenett", ["lenet"], "stepscope workloads").hint == "stepscope workloads"
+
+
+def test_the_name_of_what_was_trained_is_answered_with_its_newest_run(tmp_path: Path) -> None:
+    for name in ("20260101T000000Z-train-aaaaaa", "20260102T000000Z-train-bbbbbb", "20260103T000000Z-notrain-cccccc"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(RunNotFound) as refused:
+        read_header(tmp_path / "train", [])
+    assert refused.value.hint == "did you mean 20260102T000000Z-train-bbbbbb?"
 
 
 def test_no_exit_code_is_that_of_success() -> None:

@@ -464,7 +464,7 @@ def test_what_cannot_be_measured_is_refused_and_leaves_no_folder(wrong: dict[str
         ({"name": "kernels", "seconds": "soon"}, "--seconds"),
         ({"name": "batch"}, "workload"),
         ({"name": "batch", "workload": "lenet", "repeats": 0}, "--repeats 0"),
-        ({"name": "compare"}, "no question of its own"),
+        ({"name": "compare"}, "not a separate question"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_and_leaves_no_folder(

@@ -59,6 +59,20 @@ def test_a_run_whose_memory_was_not_sampled_says_nothing_of_it(tmp_path: Path) -
     assert "\nmemory: " not in brief(run)
 
 
+def test_a_run_that_made_no_step_or_ran_out_of_memory_fits_nothing(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "oom", 1.2)
+    run.meta["status"] = "oom"
+    assert training_peak(run) is None
+    failed = run_of(tmp_path / "failed", 1.2)
+    failed.meta["status"] = "failed"
+    assert (fits_sentence(failed) or "").startswith("likely fits 2, 4 and 8 GB")
+    mark = Sampled({"sensor": "mark", "id": "mark", "quantity": "peak_rss", **READ}, np.array([0, 10]), np.full(2, 1e7))
+    early = Run(fabricate_run(tmp_path / "early", steps=0, sampled=(mark,)))
+    early.meta["status"] = "failed"
+    assert training_peak(early) is None
+    assert early.verdict().next == ("fix what ended the script before its first step, then run it again",)
+
+
 @pytest.mark.parametrize(("high", "verdict"), [(1.97, "fits"), (1.99, "too close"), (2.1, "does not fit")])
 def test_a_yes_keeps_a_margin(high: float, verdict: str) -> None:
     assert ResidentPeak(round(high * GB), round(high * GB)).verdict(2 * GB) == verdict

@@ -12,6 +12,7 @@ from stepscope.experiments.suite.results import KIND, Results, save_results, set
 
 pytest.importorskip("altair")
 from stepscope.report import suite_report
+from stepscope.units import number
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -34,6 +35,12 @@ def results(*names: str, batches: tuple[int, ...] = (4, 8)) -> Results:
             "workloads": {name: {"definition": {}, "about": {}} for name in names}, "runs": runs,
         }
     )  # fmt: skip
+
+
+def test_an_interval_wider_than_its_value_has_both_ends() -> None:
+    row = {"step_ms": 32.4, "step_ms_low": 1.4, "step_ms_high": 750.0}
+    assert suite_report.with_interval(row, "step_ms", number) == "32.4 [1.4, 750]"
+    assert suite_report.with_interval({**row, "step_ms_high": 63.4}, "step_ms", number) == "32.4 ±96%"
 
 
 def test_every_setting_is_a_row_and_names_stay_text() -> None:

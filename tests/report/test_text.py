@@ -28,7 +28,7 @@ from stepscope.files import read_json_object, replace_json
 from stepscope.report.terminal_report import render
 from stepscope.report.terminal_tables import profiling_overhead
 from stepscope.run_paths import find_run, last_runs
-from stepscope.runfolder import RunWriter
+from stepscope.runfolder import RunReader, RunWriter
 
 
 def screen(path: Path, width: int = 100) -> str:
@@ -97,7 +97,7 @@ def test_an_operation_of_the_loop_shows_the_time_that_its_share_is_of(tmp_path: 
     lines = screen(fabricate_run(tmp_path, steps=40, ops=ops), width).splitlines()
     row = next(line for line in lines if line.startswith("aten::stack"))
     assert "300 us" in row
-    assert "data" in row or any("data" in line for line in lines if line.startswith("top ops"))
+    assert "data" in row or any("data" in line for line in lines if line.startswith("operators ("))
 
 
 def test_the_reason_of_a_failed_run_is_told(tmp_path: Path) -> None:
@@ -185,6 +185,19 @@ def test_of_runs_of_one_second_the_newest_is_that_of_the_latest_clock(
     assert not [path for path in read if "000000Z" in str(path)]  # a long list is not read
 
 
+@pytest.mark.parametrize("unix_ns", [1_700_000_000_000_000_000, None, 1 << 80])
+def test_a_run_that_was_renamed_is_the_newest_no_longer_than_by_its_clock(unix_ns: int | None, tmp_path: Path) -> None:
+    began = {"baseline": unix_ns, "20260101T000001Z-b-ffffff": 1_767_225_601_000_000_000}
+    for name, ns in began.items():
+        (tmp_path / name).mkdir()
+        replace_json(tmp_path / name / "run.json", {"schema": 1, "clock": {"unix_ns": ns}})
+    newest = "baseline" if unix_ns == 1 << 80 else "20260101T000001Z-b-ffffff"
+    assert find_run("last", tmp_path).name == newest
+    with pytest.raises(RunNotFound) as refused:
+        RunReader(tmp_path)
+    assert newest in str(refused.value.hint)
+
+
 def test_without_a_run_the_error_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunNotFound) as refused:
@@ -219,7 +232,7 @@ def test_operators_with_long_names_stay_different_in_their_tables(tmp_path: Path
     names = [f"extension_of_ours::attention_with_rotary_positions_{kind}_forward" for kind in ("wide", "long", "half")]
     ops = tuple(Op(name, "features.0", "forward", 900 + place) for place, name in enumerate(names))
     text = screen(fabricate_run(tmp_path, steps=60, ops=ops), width)
-    below = text.split("top ops")[1].split("\n\n")[0]
+    below = text.split("operators (")[1].split("\n\n")[0]
     shown = [line.split()[0] for line in below.splitlines() if line.startswith("ext")]
     assert len(shown) == len(set(shown)) == 3, below
     assert max(map(len, text.splitlines())) <= width

@@ -240,7 +240,7 @@ def _costs(speeds: dict[int, float], repeats: int, half: float) -> list[SettingC
 def test_from_which_batch_on_it_is_fast_is_said_where_the_intervals_tell() -> None:
     speeds = {1: 50.0, 8: 96.0, 64: 100.0}
     within = "throughput is within 5% of the highest"
-    said = f"From which batch on {within} cannot be told: the CI of batch 1 reaches it as well."
+    said = f"Cannot tell from which batch on {within}: the CI of batch 1 reaches it as well."
     assert _smallest_saturating_batch(_costs(speeds, 2, 60.0)) == said
     assert _smallest_saturating_batch(_costs(speeds, 1, 1.0)) == said  # of one run the interval is of its own steps
     largest_is_fastest = {1: 50.0, 8: 60.0, 64: 100.0}

@@ -47,24 +47,29 @@ class ForecastRequest(Request):
     """Predict a whole training from a few measured steps: time, energy, battery share and end temperature.
 
     `stepscope forecast last --epochs 10` extrapolates the newest run; `stepscope forecast lenet --steps 5000` measures
-    100 steps first. With `--watch` the training is made, and the forecast is corrected as it goes on and then checked.
+    100 steps first. With `--watch` the whole training is run, and the forecast is corrected meanwhile and then checked.
     """
 
     target: str = option(REQUIRED, "A run folder (or 'last'), or a workload to measure now.", argument=True)
     steps: int | None = option(None, "Steps of the whole training.", least=1, example="1000")
     epochs: float | None = option(
-        None, "Or its epochs, where the size of the data is known.", above=0, example="10"
+        None, "Or its epochs, if the size of the data is known.", above=0, example="10"
     )  # fmt: skip
-    measure: int = option(100, "Steps to measure of a workload.", least=1)
+    measure: int = option(100, "Steps of a workload to measure.", least=1)
     batch: int | None = option(None, "Batch size of a workload.", least=1, example="16")
     battery: float | None = option(
         None, "Battery to run on, for example 50Wh.", above=0, unit="J", bare="Wh", example="50Wh"
     )
     carbon: float | None = option(
-        None, "Carbon of the electricity, for example 400g/kWh.", above=0, unit="g/J", bare="g/kWh", example="400g/kWh"
+        None,
+        "Carbon intensity of the electricity, for example 400g/kWh.",
+        above=0,
+        unit="g/J",
+        bare="g/kWh",
+        example="400g/kWh",
     )
-    watch: bool = option(False, "Train it all, measure 20 steps of every 500, correct the forecast.")
-    out: Path = option(Path("runs"), "Folder of the run folders.")
+    watch: bool = option(False, "Run the whole training, measure 20 of every 500 steps and correct the forecast.")
+    out: Path = option(Path("runs"), "Folder for run folders.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,19 +82,19 @@ class CalibrateRequest(Request):
     """Compare this device's power sensors with a meter for a minute of square load; keep gain, offset, delay, window.
 
     `stepscope calibrate --plug shelly=192.168.1.20` loads all cores in plateaus of some seconds while the plug and all
-    sensors are read. From then on each run states what the meter would say beside what the sensor says. The result is
-    kept for this device below ~/.local/share/stepscope, outside of runs. With Ctrl-C nothing is kept.
+    sensors are read. From then on each run states what the meter would show beside what the sensor shows. The result is
+    stored for this device below ~/.local/share/stepscope, outside of runs. Ctrl-C stores nothing.
     """
 
-    plug: str | None = option(None, "The meter by address: shelly=192.168.1.20, tasmota=..., adb=SERIAL, termux.")
-    meter_command: str | None = option(None, "Or a command of yours that prints watts, a reading a line.")
-    meter_csv: Path | None = option(None, "Or the log that a meter writes meanwhile: times and watts.")
-    seconds: float = option("60s", "How long the load lasts in all.", least=20, unit="s", example="60s")
+    plug: str | None = option(None, "The meter's address: shelly=192.168.1.20, tasmota=..., adb=SERIAL, termux.")
+    meter_command: str | None = option(None, "Or a command that prints watts, one reading per line.")
+    meter_csv: Path | None = option(None, "Or the log that a meter writes during the load: times and watts.")
+    seconds: float = option("60s", "Total duration of the load.", least=20, unit="s", example="60s")
     accuracy: float = option(
-        "1%", "What the meter's data sheet says of it, a share of its reading.", above=0, most=1, unit="share",
+        "1%", "Accuracy of the meter by its data sheet, as a share of the reading.", above=0, most=1, unit="share",
         bare="%", example="1%",
     )  # fmt: skip
-    dry: bool = option(False, "Show the result and keep nothing.")
+    dry: bool = option(False, "Show the result without storing it.")
 
     def __post_init__(self) -> None:
         refuse_bare_share("--accuracy", self.accuracy)
@@ -106,18 +111,18 @@ LAST = Path(NEWEST)
 class CheckRequest(Request):
     """Decide with intervals whether a run has regressed: exit code 0 no regression, 10 regression, 11 cannot tell.
 
-    Without a limit all three are checked at 5 %, 3 % and 5 %, energy where both sides measured it; with limits, those
-    alone. It is a regression if the whole 95 % CI of the ratio lies above the limit, none if the whole interval
-    lies within, and else it cannot be told. The memory is the live peak where both recorded it, else the process's. In
-    a GitHub job the Markdown goes to the summary of the job too.
+    Without a limit, time, memory and energy are checked at 5 %, 3 % and 5 %, energy if both sides measured it; with
+    limits, only those given. It is a regression if the whole 95 % CI of the ratio lies above the limit, none if the
+    whole interval lies within, and otherwise "cannot tell". Memory is the live peak if both recorded it, otherwise the
+    process's. In a GitHub job the Markdown is added to the job summary too.
     """
 
     run: Path = option(REQUIRED, "A run folder, a name in runs/, 'last', or a folder of repeats.", argument=True)
     against: Path = option(REQUIRED, "The baseline: a run, or a folder of repeats.")
-    max_slowdown: float | None = option(None, _LIMIT, help="Growth of the step time that is allowed: 5%.")
-    max_memory: float | None = option(None, _LIMIT, help="Growth of peak memory that is allowed: 3%.")
+    max_slowdown: float | None = option(None, _LIMIT, help="Allowed growth of the step time: 5%.")
+    max_memory: float | None = option(None, _LIMIT, help="Allowed growth of peak memory: 3%.")
     max_energy: float | None = option(None, _LIMIT, help="Allowed growth of the energy per step: 5%.")
-    anyway: bool = option(False, "Compare what was trained, or where, differently.")
+    anyway: bool = option(False, "Compare runs that differ in what was trained, or where.")
 
     def __post_init__(self) -> None:
         for name in ("max_slowdown", "max_memory", "max_energy"):
@@ -135,9 +140,9 @@ class CheckRequest(Request):
 class CompareRequest(Request):
     """Compare runs, devices or sweeps with the first of them: ratios with intervals, and what explains the difference.
 
-    Several runs of one folder and setting are repeats: intervals then tell how much runs differ among themselves. The
-    parts (modules, operators) of a difference in time, memory or energy add up to it, and what is unattributed
-    is shown.
+    Several runs of one folder and setting are repeats: the intervals then cover the variation between runs. The
+    parts (modules, operators) of a difference in time, memory or energy add up to it, and what is unattributed is
+    shown.
     """
 
     runs: tuple[Path, ...] = option(
@@ -164,12 +169,12 @@ class CompareRequest(Request):
 class ExportRequest(Request):
     """Write a run as a file that another tool opens, or as a folder of tables.
 
-    Perfetto shows ops by thread and device with every sampled channel under them; speedscope shows flame graphs. What
-    will be written is said, with its rough size, before it is; long runs are better exported for a few steps.
+    Perfetto shows ops by thread and device above every sampled channel; speedscope shows flame graphs. The content and
+    approximate size are printed before writing; export only a few steps of a long run.
     """
 
     run: Path = option(LAST, RUN, argument=True)
-    to: str = option("perfetto", "What for: perfetto, chrome, csv, parquet, latex, speedscope or json.")
+    to: str = option("perfetto", "Format: perfetto, chrome, csv, parquet, latex, speedscope or json.")
     steps: str = option("all", "Which steps: 10:20 (10 to 19), first:50 or all.")
     out: Path | None = option(None, "File, or folder of tables. Default: in the run folder.")
 
@@ -178,9 +183,9 @@ class ExportRequest(Request):
 class ImportRequest(Request):
     """Turn measurements of another tool into a run: a torch.profiler file, with the log of a sensor tool beside it.
 
-    What the file does not say is not made up: it stands in the run among what was not measured. Steps, ops,
-    phases and, with with_stack=True, layers come from the profiler; power, utilisation and memory from the log. What
-    `stepscope export --to chrome` has written is the run again, without what was sampled.
+    What the file does not contain is not made up: the run lists it as not measured. Steps, ops, phases and, with
+    with_stack=True, layers come from the profiler; power, utilisation and memory from the log. A file written by
+    `stepscope export --to chrome` becomes the run again, without the sampled channels.
     """
 
     file: Path = option(REQUIRED, "A torch.profiler JSON (also .gz), or the log of a sensor tool.", argument=True)
@@ -189,28 +194,30 @@ class ImportRequest(Request):
         None, "torch-profiler, stepscope-chrome, tegrastats, jetson-stats, nvidia-smi, powermetrics, mllog, "
         "powersensor3 or meter-csv. Default: by content."
     )  # fmt: skip
-    out: Path = option(Path("runs"), "The folder that the run is put into.")
+    out: Path = option(Path("runs"), "Folder for the run.")
     name: str | None = option(None, "What was trained. Default: the file's name.")
-    batch: int | None = option(None, "Training samples of a step.", least=1)
-    warmup: int | None = option(None, "Steps at the begin that do not count.", least=0)
-    board: str | None = option(None, "The board, by name or as its device tree says it.")
-    utc_offset: str | None = option(None, "Zone of stamps without one: +02:00. Default: of this machine.")
+    batch: int | None = option(None, "Samples per step.", least=1)
+    warmup: int | None = option(None, "Warm-up steps at the beginning, which do not count.", least=0)
+    board: str | None = option(None, "The board, by name or as in its device tree.")
+    utc_offset: str | None = option(None, "UTC offset of time stamps without one: +02:00. Default: this machine's.")
     shift: float = option(
-        0.0, "Seconds that are added to the times of the logs.", unit="s", least=-_MOST_SHIFT_S, most=_MOST_SHIFT_S
+        0.0, "Seconds to add to the times of the logs.", unit="s", least=-_MOST_SHIFT_S, most=_MOST_SHIFT_S
     )
-    started: str | None = option(None, "When a log without dates was started (tegrastats, a meter).")
-    interval: float | None = option(None, "Its interval: 100ms.", unit="s", above=0, example="100ms")
-    time_column: str | None = option(None, "Column of the times in a meter's CSV. Default: by its name.")
-    power_column: str | None = option(None, "Column of the power in it. Default: by its name.")
+    started: str | None = option(None, "Start time of a log without dates (tegrastats, a meter).")
+    interval: float | None = option(None, "Interval of that log: 100ms.", unit="s", above=0, example="100ms")
+    time_column: str | None = option(None, "Column of times in a meter's CSV. Default: by name.")
+    power_column: str | None = option(None, "Column of power in a meter's CSV. Default: by name.")
 
 
 @dataclass(frozen=True)
 class DoctorRequest(Request):
     """Show what can be measured on this machine, what cannot, and the command that would enable it."""
 
-    characterise: bool = option(False, "Measure refresh, step and filter of each power sensor: loads all cores.")
+    characterise: bool = option(
+        False, "Measure update interval, resolution and filter of each power sensor: loads all cores."
+    )
     picture: Path | None = option(None, "With --characterise: draw the answers to the load (.png, .svg or .html).")
-    ceilings: bool = option(False, "Measure what this device can reach, for bottleneck and roofline (seconds).")
+    ceilings: bool = option(False, "Measure this device's ceilings for bottleneck and roofline (seconds).")
     threads: int | None = option(None, "With --ceilings: threads of torch (default: its own).", least=1)
     precision: str | None = option(
         None,
@@ -219,7 +226,7 @@ class DoctorRequest(Request):
     )
     device: str | None = option(None, "With --ceilings: cpu (default), cuda, cuda:1 or another that torch has.")
     simulate: str | None = option(
-        None, "Look at a simulated board instead (all output says so): jetson-tx2, or jetson-tx2,average=76."
+        None, "Look at a simulated board instead (labelled everywhere): jetson-tx2, or jetson-tx2,average=76."
     )
 
     def __post_init__(self) -> None:
@@ -240,38 +247,40 @@ class DoctorRequest(Request):
 
 @dataclass(frozen=True)
 class LiveRequest(Request):
-    """Watch a run that is going on: step, speed, time left, load, power, memory and heat.
+    """Watch a running training: step, speed, time left, load, power, memory and heat.
 
-    It reads the run folder alone: the training does not notice it, and goes on when it is left with Ctrl-C. It ends
+    It only reads the run folder: the training does not notice it, and continues when you leave with Ctrl-C. It ends
     when the run does, with exit code 0 if that went well and 1 if not.
     """
 
     run: Path = option(LAST, RUN, argument=True)
     wait: bool = option(False, "Wait for the run to begin.")
     lines: bool = option(False, "A line every few seconds, as without a terminal.")
-    prometheus: str | None = option(None, "Serve gauges at this port of 127.0.0.1 (0: any), or keep this .prom file.")
+    prometheus: str | None = option(
+        None, "Serve gauges on this port of 127.0.0.1 (0: any), or keep this .prom file up to date."
+    )
 
 
 @dataclass(frozen=True)
 class LogRequest(Request):
-    """Hand a run to MLflow, Weights & Biases, TensorBoard, Prometheus or a CodeCarbon table.
+    """Send a run to MLflow, Weights & Biases, TensorBoard, Prometheus or a CodeCarbon table.
 
-    Figures carry their unit in their name and their 95 % bounds beside them; what was not measured is excluded. Where
-    the run went is printed. Nothing leaves this machine unless --out or the tool's own settings name a server.
+    Names of numbers contain the unit, and the 95 % CI is beside each; what was not measured is omitted. The destination
+    is printed. Nothing leaves this machine unless --out or the tool's own settings name a server.
     """
 
     run: Path = option(LAST, RUN, argument=True)
-    to: str = option("tensorboard", "What takes it: mlflow, wandb, tensorboard, prometheus or codecarbon.")
-    out: str | None = option(None, "File, folder or tracking address. Default: what that tool has.")
-    page: bool = option(True, "Hand over the page as well.")
-    carbon_intensity: float | None = option(None, "g of CO2 a kWh, for codecarbon; none is assumed.")
+    to: str = option("tensorboard", "The tool: mlflow, wandb, tensorboard, prometheus or codecarbon.")
+    out: str | None = option(None, "File, folder or tracking URI. Default: that of the tool.")
+    page: bool = option(True, "Send the page as well.")
+    carbon_intensity: float | None = option(None, "g of CO2 per kWh, for codecarbon; none is assumed.")
 
 
 @dataclass(frozen=True)
 class MeterRequest(Request):
     """Add the log of a meter with its own clock to a run.
 
-    The clock is aligned by what both have seen: power against the steps and the CPU time of the run. A log that does
+    The clocks are aligned by what both recorded: power against the steps and the CPU time of the run. A log that does
     not belong to the run is refused.
     """
 
@@ -283,8 +292,9 @@ class MeterRequest(Request):
 class DataRequest(Request):
     """List, download or check the data sets that workloads are trained on.
 
-    `fetch` downloads by name: mirrors in turn, resumed where it broke off, kept only with the right checksum. `verify`
-    compares what is on this machine with the checksums. Data lies in $STEPSCOPE_DATA, else in ~/.cache/stepscope.
+    `fetch` downloads by name: it tries mirrors in turn, resumes interrupted downloads, and keeps only files with the
+    right checksum. `verify` compares what is on this machine with the checksums. Data is in $STEPSCOPE_DATA, by default
+    ~/.cache/stepscope.
     """
 
     action: str = option(REQUIRED, "list, fetch or verify.", argument=True, choices=("list", "fetch", "verify"))
@@ -306,10 +316,10 @@ class RunsRequest(Request):
     board: str | None = option(None, "Only this board; * stands for any text.")
     status: str | None = option(None, "Only this status: ok, failed, oom or interrupted.")
     tag: tuple[str, ...] = option((), "Only runs with this tag; may be given again.", separate=True, stated=True)
-    since: str | None = option(None, "Only runs begun at this date (UTC) or later: 2026-01-31.")
-    where: str | None = option(None, "A condition of SQL on the columns: 'batch_size >= 32'.")
-    most: int = option(50, "Show at most so many, the newest first.", least=1)
-    timeout: float = option(30.0, "Most seconds that one answer of the store may take.", unit="s")
+    since: str | None = option(None, "Only runs started on this date (UTC) or later: 2026-01-31.")
+    where: str | None = option(None, "SQL condition on the columns: 'batch_size >= 32'.")
+    most: int = option(50, "Largest number of runs to show, newest first.", least=1)
+    timeout: float = option(30.0, "Timeout in seconds for one answer of the store.", unit="s")
 
 
 @dataclass(frozen=True)
@@ -411,21 +421,21 @@ STUDIES = {
 
 @dataclass(frozen=True)
 class FitRequest(Request):
-    """Say without training whether it fits: peak memory, largest batch, and what would make it fit.
+    """Predict, without training, whether a training fits: peak memory, largest batch, and what would make it fit.
 
-    `stepscope fit resnet18-c32 --batch 64 --board tx2` makes one step on tensors without numbers. A script is followed
-    to its end, with long loops cut. `--plan` looks for the cheapest combination of changes that fits, `--prove` trains
-    it. `--probe` trains for real in child processes until one fails, and what it finds corrects later answers on this
-    device. `--allocators` runs the step for real under each allocator.
+    `stepscope fit resnet18-c32 --batch 64 --board tx2` simulates a step on tensors without values. A script is followed
+    to its end, with long loops shortened. `--plan` looks for the cheapest combination of changes that fits, `--prove`
+    trains it. `--probe` trains for real in child processes until one fails, and corrects later answers on this device.
+    `--allocators` runs the step for real under each allocator.
     """
 
-    target: str = option(REQUIRED, "A workload, module:function, or a script, its options behind it.", argument=True)
-    memory: str | None = option(None, "Memory the process may take: 8GB, 512MB, 7.5GiB.")
+    target: str = option(REQUIRED, "A workload, module:function, or a script followed by its options.", argument=True)
+    memory: str | None = option(None, "Memory the process may use: 8GB, 512MB, 7.5GiB.")
     account: str = option(
-        "resident", "Who counts --memory: resident (RAM), cgroup, address-space (ulimit -v), data (-d)."
+        "resident", "How --memory is counted: resident (RAM), cgroup, address-space (ulimit -v), data (ulimit -d)."
     )
-    board: str | None = option(None, "A board: tx2, orin-nano, rpi5; its memory less what its system keeps.")
-    here: bool = option(None, "What is available on this machine now.")
+    board: str | None = option(None, "A board (tx2, orin-nano, rpi5): its memory less what its system uses.")
+    here: bool = option(None, "The memory that is available on this machine now.")
     batch: int | None = option(None, "Samples per step.", short="--batch-size")
     optimizer: str | None = option(None, "Optimizer: sgd, momentum, adam, adamw, rmsprop.")
     precision: str = option("fp32", "fp32 (or float32), or bf16 for everything.")
@@ -434,15 +444,13 @@ class FitRequest(Request):
     threads: int | None = option(None, "Threads that torch computes with.", least=1, most=1024)
     options: bool = option(True, "Look for what would make it fit.")
     plan: bool = option(None, "Look for the cheapest combination of changes that fits.")
-    prove: bool = option(None, "Train three steps of the plan, under the limit where the kernel can keep it.")
+    prove: bool = option(None, "Train three steps of the plan, under the limit if the kernel can enforce it.")
     calibrate: bool = option(None, "Measure single operators here first.")
     probe: bool = option(None, "Train with more and more samples to measure it.")
     allocators: bool = option(None, "Train under each allocator: memory against time.")
-    figures: Path | None = option(None, "Folder that pictures of the answer are written into.")
-    beside: tuple[str, ...] | None = option(
-        None, "Another workload to draw beside it; may be given repeatedly.", separate=True
-    )
-    format: tuple[str, ...] | None = option(None, "Of pictures: png (default), svg, pdf or vega.", separate=True)
+    figures: Path | None = option(None, "Write pictures of the answer into this folder.")
+    beside: tuple[str, ...] | None = option(None, "Another workload to draw beside it; may be repeated.", separate=True)
+    format: tuple[str, ...] | None = option(None, "Format of pictures: png (default), svg, pdf or vega.", separate=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

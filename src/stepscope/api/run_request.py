@@ -12,12 +12,12 @@ from stepscope.request import REQUIRED, Request, option
 
 @dataclass(frozen=True)
 class RunRequest(Request):
-    """Train a workload, or a script of yours, and measure it.
+    """Train a workload, or run your script, and measure it.
 
-    `stepscope run lenet --steps 300` trains a workload; `stepscope run train.py --epochs 1` runs a script unchanged,
-    with all that follows its name (options of Stepscope go before it): its steps are taken from its optimizers, its
-    samples from its data loader. The report follows at the end, of a script on stderr, since stdout is the script's;
-    its own exit code is passed on.
+    `stepscope run lenet --steps 300` trains a workload; `stepscope run train.py --epochs 1` runs a script unchanged.
+    Everything after its name is passed to the script; options of Stepscope go before it. Steps are detected at its
+    optimizers, samples at its data loader. The report is printed at the end (for a script on stderr, since stdout is
+    the script's), and the script's exit code is passed on.
     """
 
     target: str = option(REQUIRED, "A workload (see `stepscope workloads`), script or module:function.", argument=True)
@@ -25,12 +25,16 @@ class RunRequest(Request):
         (), "The script's own arguments, after its name or after `--`.", argument=True, stated=True
     )
     batch: int | None = option(
-        None, "Samples per step. Of a script: what one step counts as.", least=1, example="32", short="--batch-size"
+        None,
+        "Samples per step; for a script, how many samples one step counts as.",
+        least=1,
+        example="32",
+        short="--batch-size",
     )
     steps: int | None = option(None, "Training steps of a workload (default: 100).", least=1, example="300")
     until_resolved: float | None = option(
         None,
-        "Train until this share of the energy is within 10 %, such as 90%; --steps bounds it.",
+        "Train until this share of the energy is known within 10 %, such as 90%; at most --steps.",
         above=0,
         most=1,
         unit="share",
@@ -47,7 +51,7 @@ class RunRequest(Request):
     seed: int | None = option(
         None, "Seed of a workload: the same seed repeats the run.", least=0, most=2**63 - 1, example="1"
     )
-    out: Path = option(Path("runs"), "Folder that the run folder is made in.")
+    out: Path = option(Path("runs"), "Folder for run folders.")
     record: str = option("adaptive", "Steps to profile: adaptive, all, none, first:N or every:N.")
     record_memory: str = option(
         "auto", "Profiled steps whose allocations are recorded: auto (one or two), all or off.", advanced=True
@@ -66,24 +70,22 @@ class RunRequest(Request):
     )
     max_disk: float | None = option(
         None,
-        "Room on the disk for a run of days: old samples become means, operators a random choice of windows.",
+        "Limit the run folder of a long run: old samples become means, operators a random choice of windows.",
         least=LEAST_DISK,
         unit="B",
         example="500MB",
         advanced=True,
     )
-    updates_per_step: int | None = option(
-        None, "Of a script: optimizer steps that make one training step.", advanced=True
-    )
+    updates_per_step: int | None = option(None, "For a script: optimizer steps per training step.", advanced=True)
     plug: tuple[str, ...] = option(
         (), "A meter by address: shelly=192.168.1.20, tasmota=..., adb=SERIAL, termux.", separate=True, stated=True
     )
     meter_command: tuple[str, ...] = option(
-        (), "A command of yours that prints watts, a reading a line.", separate=True, stated=True, advanced=True
+        (), "A command that prints watts, one reading per line.", separate=True, stated=True, advanced=True
     )
     meter_csv: tuple[Path, ...] = option(
         (),
-        "Log of a meter with its own clock, aligned when the run has ended.",
+        "Log of a meter with its own clock, aligned after the run.",
         separate=True,
         stated=True,
         advanced=True,
@@ -95,16 +97,20 @@ class RunRequest(Request):
     )
     simulate: str | None = option(
         None,
-        "Read a simulated board's sensors (all output says so): jetson-tx2, jetson-tx2,average=76,stuck=5s+3s.",
+        "Read a simulated board's sensors (labelled everywhere): jetson-tx2, jetson-tx2,average=76,stuck=5s+3s.",
         advanced=True,
     )
     characterise: bool = option(
-        True, "Measure refresh, step and filter of power sensors that are new on this device.", advanced=True
+        True,
+        "Measure update interval, resolution and filter of power sensors that are new on this device.",
+        advanced=True,
     )
-    dither: bool = option(True, "Spread the sampler's reads, so that no step locks to them.", advanced=True)
+    dither: bool = option(
+        True, "Vary the sampler's period slightly, so that it does not lock to the steps.", advanced=True
+    )
     ceilings: bool = option(
         True,
-        "Measure what this device can reach after the run, once for each device (seconds): bottleneck, roofline.",
+        "After the run, measure this device's ceilings for bottleneck and roofline: once per device, a few seconds.",
         advanced=True,
     )
     module: bool = option(False, "TARGET is a module, as with `python -m`.", short="-m")

@@ -236,7 +236,7 @@ def study_command(request: StudyRequest, folder: Path) -> str:
 def _request_named(name: str, settings: dict[str, Any]) -> StudyRequest:
     if name == "compare":
         raise UsageError(
-            f"'{name}' is no question of its own in Python", "use stepscope.compare and stepscope.check"
+            f"'{name}' is not a separate question in Python", "use stepscope.compare and stepscope.check"
         )  # fmt: skip
     if name not in STUDIES:
         raise UnknownName("study", name, STUDIES)

@@ -125,12 +125,10 @@ def _show_version(chosen: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Measure what one training step costs on the device in front of you: time, memory and utilisation of every
-    layer.
-    """
+    """Measure what one training step costs on this device: time, energy, memory and utilisation of every layer."""
 
 
 def _require_known_command(arguments: list[str]) -> str | None:
@@ -151,7 +149,7 @@ def _require_known_command(arguments: list[str]) -> str | None:
 
 
 def _option_refusal(error: Any, arguments: Sequence[str]) -> StepscopeError:
-    """Return the refusal in the place of one of the library that parses options, in the words of all others."""
+    """Return the refusal in place of one of the library that parses options, in the words of all others."""
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     command = context.command_path if context is not None else "stepscope"
     usage = f"{command} -h lists the options"
@@ -199,7 +197,7 @@ def _option_value_hint(arguments: Sequence[str]) -> str:
 
 
 def _missing(module: str) -> MissingDependency:
-    """The refusal in the place of an ImportError, for the libraries that an extra brings."""
+    """The refusal in place of an ImportError, for the libraries that an extra brings."""
     return MissingDependency(
         f"this needs {module}, which is not installed", f"pip install 'stepscope[{_EXTRAS[module]}]'"
     )

@@ -40,6 +40,8 @@ def print_answer(console: Console, answer: FitResult, verbose: bool = False) -> 
     if answer.limit is not None and answer.verdict is not None:
         limit = f"The limit is {bytes_(answer.limit.bytes)} ({answer.limit.source})."
         console.print(Text.assemble((_VERDICT_TEXTS[answer.verdict], f"bold {_COLOURS[answer.verdict]}"), f" {limit}"))
+    elif answer.limit is None:
+        console.print(Text("Give a limit to have it judged: --memory 8GB, --board rpi5 or --here", style="dim"))
     console.print(*_facts(answer), sep="\n")
     console.print(_peak_table(answer, verbose))
     if answer.options:
@@ -109,7 +111,7 @@ _SMALL = 0.005  # of the peak
 
 
 def _options(answer: FitResult, verbose: bool) -> Iterator[RenderableType]:
-    """What needs less, the most first: a row each, and beneath it what it costs."""
+    """What needs less, the most first: a row each, and below the table what each costs, on lines that can be copied."""
     listed = answer.options if verbose else answer.options[:_OPTIONS]
     peak = "process peak" if answer.live.reserved is None else "GPU memory"
     titles = (
@@ -117,8 +119,9 @@ def _options(answer: FitResult, verbose: bool) -> Iterator[RenderableType]:
         *map(Column, (peak, "less", "FLOPs")),
         Column("", False),
     )
-    rows = [row for option in listed for row in (_option_row(option), (Cell(f"  {option.price}", style="dim"),))]
+    rows = [_option_row(option) for option in listed]
     yield from (Text(""), terminal_table(Table("options", titles, rows), "list"))
+    yield from (Text(f"  {option.name}: {option.price}", style="dim") for option in listed)
     if len(listed) < len(answer.options):
         yield Text(f"{len(answer.options) - len(listed)} more: stepscope fit {answer.name} ... -v", style="dim")
     if answer.verdict == "does not fit" and not any(option.verdict == "fits" for option in answer.options):

@@ -24,11 +24,15 @@ _METAVARS = {int: "INTEGER", float: "FLOAT"}
 
 
 NoArgv = Annotated[
-    bool, typer.Option("--no-argv", help="Omit the command line from what is written.", rich_help_panel="Advanced")
+    bool, typer.Option("--no-argv", help="Omit the command line from the output.", rich_help_panel="Advanced")
 ]
 NoNames = Annotated[
     bool,
-    typer.Option("--no-names", help="Omit names of host and user; home folders become ~.", rich_help_panel="Advanced"),
+    typer.Option(
+        "--no-names",
+        help="Omit names of host and user from the output; home folders become ~.",
+        rich_help_panel="Advanced",
+    ),
 ]
 
 

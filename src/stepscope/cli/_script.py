@@ -274,11 +274,14 @@ def _print_and_write_summary(path: Path, quiet: bool, of_a_script: bool) -> None
 
 def _without_steps(run: RunReader) -> str:
     """Return the one sentence about a script that made no training step: there is nothing else to say of it."""
-    if run.status != "ok":
-        return f"stepscope: the script ended before its first training step ({run.meta.get('reason') or run.status})"
     why = next((str(event["message"]) for event in run.events if event.get("kind") == "no-steps"), "")
-    sentence = "no training step was seen (a step is a call of optimizer.step()), so nothing was measured"
-    return f"stepscope: {sentence}: {why.partition(': ')[2] or why}"
+    why = why.partition(": ")[2] or why
+    if run.status != "ok":
+        text = f"stepscope: the script ended before its first training step ({run.meta.get('reason') or run.status})"
+        return f"{text}: {why}" if "--out" in why else text
+    return (
+        f"stepscope: no training step was seen (a step is a call of optimizer.step()), so nothing was measured: {why}"
+    )
 
 
 def _page(path: Path, to_stderr: bool) -> None:

@@ -22,7 +22,7 @@ def _check(
     request: CheckRequest,
     markdown: Annotated[Path | None, typer.Option(help="Also write the result to this file as Markdown.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead.")] = False,
-    unsure_passes: Annotated[bool, typer.Option("--unsure-passes", help="'cannot tell' ends with 0 too.")] = False,
+    unsure_passes: Annotated[bool, typer.Option("--unsure-passes", help="Exit with 0 for 'cannot tell' too.")] = False,
 ) -> None:
     """Print the outcome, write it where it was asked for, and end with its exit code."""
     from stepscope.analysis.compare import NONE, REGRESSION

@@ -18,7 +18,7 @@ _LIST = "list"
 def figure(
     name: Annotated[str, typer.Argument(help="Which chart; 'list' shows them all.")] = _LIST,
     runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, names in runs/, or 'last' (default).")] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder that the pictures are written into.")] = Path(),
+    out: Annotated[Path, typer.Option("--out", help="Folder for the pictures.")] = Path(),
     form: Annotated[
         list[str] | None, typer.Option("--format", help="png (default), svg, pdf or vega; may be given repeatedly.")
     ] = None,

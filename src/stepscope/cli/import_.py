@@ -74,7 +74,7 @@ def _zone(text: str | None) -> timezone | None:
         return None
     match = re.fullmatch(r"([+-])([01]?[0-9]|2[0-3]):?([0-5][0-9])?", text.replace("Z", "+0"))
     if match is None:
-        raise UsageError(f"--utc-offset {text} is no offset", "for example +02:00 or -08:00, and +00:00 for UTC")
+        raise UsageError(f"--utc-offset {text} is not an offset", "for example +02:00 or -08:00, and +00:00 for UTC")
     minutes = int(match[2]) * 60 + int(match[3] or 0)
     return timezone(timedelta(minutes=-minutes if match[1] == "-" else minutes))
 

@@ -20,7 +20,7 @@ _NOT_OK = 1
 
 def _live(
     request: LiveRequest,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the state of this moment as JSON, and leave.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the current state as JSON, and exit.")] = False,
 ) -> None:
     """Watch until the run has ended; the exit code says how."""
     from rich.console import Console

@@ -74,10 +74,10 @@ def _are_options(words: Sequence[str], takes_value: Mapping[str, bool]) -> bool:
 def _run(
     request: RunRequest,
     html: Annotated[bool, typer.Option("--html", help="Also write the page with pictures.")] = False,
-    live: Annotated[bool, typer.Option("--live", help="Show the run while it goes on, instead of a bar.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Show the live view instead of a progress bar.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no report.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="At the end print the metrics as JSON, as report --json, instead.")
+        bool, typer.Option("--json", help="Print the metrics as JSON at the end, as report --json does.")
     ] = False,
 ) -> None:
     """Measure, report, and end with the exit code of the training."""

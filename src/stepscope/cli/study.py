@@ -24,7 +24,7 @@ _PAGE_WIDTH = 140  # columns, where nobody has a terminal
 
 
 def study() -> None:
-    """Answer a question with many runs: what the papers asked, on your own device. An interrupted study goes on."""
+    """Answer a question with many runs: what the papers asked, on your own device. Interrupted studies resume."""
 
 
 def _answer(

@@ -144,11 +144,14 @@ def _ratio_cell(row: Mapping[str, Any]) -> Cell:
 
 
 def with_interval(row: Mapping[str, Any], column: str, form: Any) -> str:
-    """A value with half the width of its interval."""
+    """A value with half the width of its interval; with both ends where it is wider than the value."""
     value, low, high = row[column], row[f"{column}_low"], row[f"{column}_high"]
     if value is None or low is None or high is None or not value:
         return str(form(value))
-    return f"{form(value)} ±{percent((high - low) / 2 / abs(value), 0)}".replace(" %", "%")
+    half = (high - low) / 2 / abs(value)
+    if half > 1:
+        return f"{form(value)} [{form(low)}, {form(high)}]"
+    return f"{form(value)} ±{percent(half, 0)}".replace(" %", "%")
 
 
 def fleet_status_table(rows: Sequence[Sequence[str]]) -> Table:

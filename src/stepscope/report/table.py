@@ -246,7 +246,7 @@ _LOOKS: Mapping[str, Mapping[str, Any]] = {
 def terminal_table(table: Table, look: str = "report", *, heading: str = "", gap: int = _GAP, **more: Any) -> Drawn:
     """Return the table as a terminal draws it; of a report the names in the first column give way, never a number.
 
-    heading: in the place of the first title. more: what rich's table takes. A row of no cells is a gap.
+    heading: in place of the first title. more: what rich's table takes. A row of no cells is a gap.
     """
     report = look == "report"
     padding = {"padding": (0, gap, 0, 0)} if report else {}
@@ -343,7 +343,7 @@ _FRAMES = {"result": (2, 3), "ruled": (1, 2), "report": (2, 2)}  # around all co
 class SplitTable:
     """A table in as many parts as its columns need, so that no word is broken; each begins with the first columns.
 
-    title: of a report in the place of the first title, of other looks above each part. leading: columns that each part
+    title: of a report in place of the first title, of other looks above each part. leading: columns that each part
     begins with. more: what `terminal_table` takes, for the last part.
     """
 

@@ -227,7 +227,10 @@ def _no_energy(run: Run, method: str) -> list[RenderableType]:
     return [labelled("energy of ops", f"nothing to attribute by '{method}': {why}")]
 
 
-_ROUNDED = ("95 % CI", "of energy", "power", "verdict")
+def _estimate_choices(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the columns of an estimate that a table may have, the widest first; of CIs only where there are any."""
+    ends = ["95 % CI"] if any(interval_text(row) for row in rows) else []
+    return [["a step", *ends, "of energy", *power, "verdict"] for power in (["power"], [])]
 
 
 def _estimate_columns() -> list[Column]:
@@ -247,9 +250,9 @@ def _operator_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableT
         number_column("a sample", "joules_per_sample", "J"),
         *_estimate_columns(),
     ]
-    every = ["a step", *_ROUNDED]
     # On a narrow terminal the sample and the power give way to names that tell an op from its backward.
-    choices = [every + by_sample, every, [column for column in every if column != "power"]]
+    every, narrow = _estimate_choices(rows)
+    choices = [every + by_sample, every, narrow]
     return [Text(""), Constrain(FittedTable(Table.from_rows("", columns, rows), choices, title, OPERATOR_WIDTH), WIDTH)]
 
 
@@ -261,8 +264,9 @@ def _module_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableTyp
         number_column("a step", "joules_per_step", "J"),
         *_estimate_columns(),
     ]
-    every = ["a step", *_ROUNDED]
-    return [Text(""), Constrain(FittedTable(Table.from_rows("", columns, rows), [phases + every, every], title), WIDTH)]
+    every, narrow = _estimate_choices(rows)
+    choices = [phases + every, every, narrow]
+    return [Text(""), Constrain(FittedTable(Table.from_rows("", columns, rows), choices, title), WIDTH)]
 
 
 def interval_text(row: dict[str, Any]) -> str:

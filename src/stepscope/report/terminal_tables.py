@@ -40,6 +40,7 @@ _BARS = (24, 8)  # cells, on a wide and on a narrow terminal
 _TOP = 6
 WIDTH = 100
 SHARED = "~ "  # of a time that is a share, by elements, of updates that serve many layers
+_WHOLE_MODEL = "(the model)"
 OPERATOR_WIDTH = 40  # of an operator, with which aten::max_pool2d_with_indices is told from its backward
 PHASE_WIDTHS = {"forward": 8, "backward": 8}
 _MODEL_PHASES = ("forward", "backward", "optimizer")
@@ -99,7 +100,7 @@ def module_table(modules: pl.DataFrame) -> list[RenderableType]:
     order = "device_ns" if named["device_ns"].is_not_null().any() else "share"
     largest = named.sort(order, "module", descending=[True, False], nulls_last=True).head(_TOP)
     columns = [
-        Column("module", False, of=lambda row: row["module"] or "(the model)", names=True),
+        Column("module", False, of=lambda row: row["module"] or _WHOLE_MODEL, names=True),
         text_column("type", "type"),
         *(number_column(phase, f"{phase}_ns", duration, wide=PHASE_WIDTHS[phase]) for phase in PHASE_WIDTHS),
         Column("optimizer", of=lambda row: f"{SHARED * row['optimizer_shared']}{duration(row['optimizer_ns'])}"),
@@ -110,8 +111,9 @@ def module_table(modules: pl.DataFrame) -> list[RenderableType]:
     every = [column.title for column in columns[1:]]
     choices = [[title for title in every if title not in hidden] for hidden in ((), ("type",), ("type", "called at"))]
     table = Table.from_rows("modules", columns, largest.iter_rows(named=True))
-    names = distinct_width(largest["module"].to_list())
-    return [Text(""), Constrain(FittedTable(table, choices, f"top modules of {len(named)}", names), WIDTH)]
+    heading = f"layers ({len(named)})"
+    names = max(distinct_width(largest["module"].to_list()), len(heading), len(_WHOLE_MODEL))
+    return [Text(""), Constrain(FittedTable(table, choices, heading, names), WIDTH)]
 
 
 def short_source(source: str | None) -> str:
@@ -142,7 +144,7 @@ def operator_table(kinds: pl.DataFrame) -> list[RenderableType]:
     short = [["calls", "time", "phase", "rate", *ends_], ["time", "phase", *ends_]]
     choices = [widest, *short, *([titles[:-1] for titles in short] if columns[-1].title == "most at" else [])]
     table = Table.from_rows("operators", columns, largest.iter_rows(named=True))
-    return [Text(""), Constrain(FittedTable(table, choices, f"top ops of {len(named)}", OPERATOR_WIDTH), WIDTH)]
+    return [Text(""), Constrain(FittedTable(table, choices, f"operators ({len(named)})", OPERATOR_WIDTH), WIDTH)]
 
 
 def _longest_phase(row: Row) -> str:
@@ -163,7 +165,7 @@ def shares_note(phases: pl.DataFrame, modules: pl.DataFrame, kinds: pl.DataFrame
         shared.append(Constrain(Text(f"{SHARED}{SHARED_UPDATES}", style="dim"), WIDTH))
     if phase is None and worst is None:
         return shared
-    text = f"{MARK}single steps lay far off, and are not in the times and shares"
+    text = f"{MARK}outlying single steps are not in the times and shares"
     if worst is not None:
         name = row_label(worst.get("name") or worst.get("module") or "the model")
         text += f" ({name}: {duration(worst['total_ns'])}, with them {duration(worst['mean_ns'])})"

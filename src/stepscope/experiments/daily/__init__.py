@@ -37,7 +37,7 @@ class DailyTraining(StudyRequest):
     """Train a pre-trained model on a few new images every day: accuracy by day, time and energy, and whether it fits.
 
     Replay of older images works against forgetting, and takes time: `--order classes` shows both.
-    Interrupt it as you like: the same command with the same --out goes on where it stopped.
+    It can be interrupted: the same command with the same --out continues where it stopped.
     """
 
     study: ClassVar[str] = "daily"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.errors import UnknownName
 from stepscope.request import is_function
+from stepscope.units import plural
 
 if TYPE_CHECKING:
     from stepscope.workloads.contract import Workload
@@ -95,7 +96,7 @@ class SweepPoint:
     @property
     def title(self) -> str:
         """The run in few words, for people."""
-        threads = "" if self.threads is None else f" {self.threads} threads"
+        threads = "" if self.threads is None else f" {plural(self.threads, 'thread')}"
         precision = "" if self.precision == "fp32" else f" {self.precision}"
         batch = "" if self.batch is None else f" batch {self.batch}"
         optimizer = "" if self.optimizer == OWN else f" {self.optimizer}"

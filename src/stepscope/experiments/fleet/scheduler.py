@@ -132,7 +132,7 @@ class Scheduler:
         holder = verify_peer(self._tls, link.certificate)
         serve = {DEVICE: self._serve_device, GATHERER: self._serve_gatherer}.get(holder.role)
         if serve is None:
-            raise NotAdmitted(f"{holder.role} is no role of a caller")
+            raise NotAdmitted(f"{holder.role} is not a role of a caller")
         await serve(link, holder)
 
     async def _serve_device(self, link: Link, holder: Identity) -> None:

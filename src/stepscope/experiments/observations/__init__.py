@@ -193,7 +193,7 @@ class Observations(StudyRequest):
 
     Each has a stated test, an effect with its 95 % CI, and a figure (3 to 10 of the paper from own data).
     Without an accelerator the meaningful counterpart is judged and labelled so; a missing sensor is never a pass.
-    Interrupt it as you like: the same command with the same --out goes on where it stopped.
+    It can be interrupted: the same command with the same --out continues where it stopped.
     """
 
     study: ClassVar[str] = "observations"

@@ -45,7 +45,7 @@ class PartialTraining(StudyRequest):
     """Train only a part of a model, in every way: accuracy against time, energy and memory, over several seeds.
 
     Freezing saves what it can: no gradient is computed where none is needed, and the study counts how much that is.
-    Interrupt it as you like: the same command with the same --out goes on where it stopped.
+    It can be interrupted: the same command with the same --out continues where it stopped.
     """
 
     study: ClassVar[str] = "partial"

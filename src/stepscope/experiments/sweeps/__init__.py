@@ -164,7 +164,7 @@ def training_rules(request: StudyRequest, default_steps: int | None = None) -> T
 class BatchSweep(TrainingSweep):
     """Train at several batch sizes: which is best for throughput, energy a sample, and time and energy to a loss.
 
-    Interrupt it as you like: the same command with the same --out goes on where it stopped.
+    It can be interrupted: the same command with the same --out continues where it stopped.
     """
 
     study: ClassVar[str] = "batch"
@@ -195,7 +195,7 @@ class BatchSweep(TrainingSweep):
 class ThreadSweep(TrainingSweep):
     """Train with several numbers of threads: which is best for throughput, energy a sample, and energy to a loss.
 
-    Interrupt it as you like: the same command with the same --out goes on where it stopped.
+    It can be interrupted: the same command with the same --out continues where it stopped.
     """
 
     study: ClassVar[str] = "threads"
@@ -230,7 +230,7 @@ class ThreadSweep(TrainingSweep):
 class PrecisionSweep(TrainingSweep):
     """Train in several kinds of arithmetic: which is best for throughput, energy a sample, and energy to a loss.
 
-    Interrupt it as you like: the same command with the same --out goes on where it stopped.
+    It can be interrupted: the same command with the same --out continues where it stopped.
     """
 
     study: ClassVar[str] = "precision"

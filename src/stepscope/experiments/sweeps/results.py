@@ -454,7 +454,7 @@ def _smallest_saturating_batch(every: Sequence[SettingCost]) -> str:
     slower = [str(batch) for batch in sorted(near) if batch > knee and not near[batch]]
     within = f"throughput is within {1 - _ENOUGH:.0%} of the highest"
     if unclear := _reaching(every, knee, needed):
-        return f"From which batch on {within} cannot be told: the CI of batch {', '.join(unclear)} reaches it as well."
+        return f"Cannot tell from which batch on {within}: the CI of batch {', '.join(unclear)} reaches it as well."
     if knee == max(speeds):
         return ""
     if uncertain := _possibly_slower(every, [batch for batch in near if batch >= knee and near[batch]], needed):

@@ -61,8 +61,8 @@ def _components(totals: pl.DataFrame) -> Table:
         text_column("Kind", "kind", meaning=measured),
         number_column("Power", "watts_mean", "W"),
         _ends("watts_low", "watts_high", "W"),
-        number_column("Energy a step", "joules_per_step", "J"),
-        number_column("a sample", "joules_per_sample", "J"),
+        number_column("Energy per step", "joules_per_step", "J"),
+        number_column("per sample", "joules_per_sample", "J"),
         number_column("Energy", "joules", "J"),
         _ends("low", "high", "J"),
         number_column(

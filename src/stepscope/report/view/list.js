@@ -25,7 +25,7 @@ const COLUMNS = [
   ["steps", "Steps", true, (row) => (row.steps === null ? "-" : row.steps.toLocaleString("en")) + (row.status === "running" && row.planned ? " of " + row.planned : "")],
   ["step_ns", "Step time", true, (row) => row.step_ns === null ? "-" : si(row.step_ns / 1e9, "s")],
   ["samples_per_s", "Samples/s", true, (row) => row.samples_per_s === null ? "-" : String(Number(row.samples_per_s.toPrecision(3)))],
-  ["step_j", "Energy a step", true, energy], ["peak_bytes", "Peak memory", true, (row) => si(row.peak_bytes, "B")],
+  ["step_j", "Energy per step", true, energy], ["peak_bytes", "Peak memory", true, (row) => si(row.peak_bytes, "B")],
   ["started_s", "Started, UTC", true, (row) => day(row.started_s)],
 ];
 const place = (row) => row.key.split("/").map(encodeURIComponent).join("/");

@@ -47,7 +47,7 @@ _METRICS = {
     "estimated_energy_per_step": "estimated_step_j",
     "peak_memory": "peak_bytes",
 }
-UNREAD = "not read yet"  # in the place of a status
+UNREAD = "not read yet"  # in place of a status
 AT_ONCE = 500  # runs that the first answer reads, in about a third of a second
 MORE = 2_000  # that each later one does
 _WARMUP = 3  # steps, of a run that does not say
