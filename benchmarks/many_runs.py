@@ -87,8 +87,8 @@ def _fill(runs: Path, count: int) -> None:
 def _fill_store(store: Path, count: int) -> None:
     from stepscope.store import manifest as manifests
     from stepscope.store import open_store
-    from stepscope.store.index import FOLDER, write_index
-    from stepscope.store.manifest import FileEntry, Manifest
+    from stepscope.store.index import write_index
+    from stepscope.store.manifest import FOLDER, FileEntry, Manifest
 
     opened = open_store(store)
     (store / FOLDER).mkdir(parents=True, exist_ok=True)

@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from stepscope.analysis.memory.limits import MARGIN, ProcessPeak, limit_of_memory
 from stepscope.errors import StepscopeError, UnknownName, UsageError
+from stepscope.footprint import batch_line, transforms
 from stepscope.footprint import calibration as kept_file
-from stepscope.footprint import prediction, transforms
 from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.jobs import job_of_function
 from stepscope.footprint.prediction import JobQuestion, fit, predict_fit
@@ -156,7 +156,7 @@ class Decides(nn.Module):
 def test_a_model_that_looks_at_numbers_is_measured_at_small_batches_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prediction, "_TRAINED_HERE", 0)
+    monkeypatch.setattr(batch_line, "_TRAINED_HERE", 0)
     found = predict_fit(JobQuestion(jobs.job(Decides), 64, limit_of_memory("8GB")))
     assert found.method == "measured at small batches and extrapolated"
     assert "local_scalar" in str(found.stopped)

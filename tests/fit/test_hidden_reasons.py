@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from tests.fit.measured import predicted_and_measured
 from torch import Tensor, nn
 
-from stepscope.footprint import prediction, result
+from stepscope.footprint import batch_line, result
 from stepscope.footprint.jobs import job_of
 from stepscope.footprint.prediction import JobQuestion, predict_fit
 from stepscope.record.dry.storage_log import StorageLog
@@ -86,7 +87,39 @@ def test_a_batch_that_can_be_trained_here_is_measured_itself(monkeypatch: pytest
     itself = predict_fit(JobQuestion(job, 64, options=False))
     assert itself.method == result.ITS_BATCH
     assert itself.peak_bytes > 64 * 64 * 16 * 4
-    monkeypatch.setattr(prediction, "_TRAINED_HERE", 0)
+    monkeypatch.setattr(batch_line, "_TRAINED_HERE", 0)
     line = predict_fit(JobQuestion(job, 64, options=False))
     assert line.method == result.SMALL_BATCHES
     assert line.peak_bytes < itself.peak_bytes
+
+
+class PackedTagger(nn.Module):
+    """Texts of different lengths, packed: fake tensors cannot run it. [B, 30] to [B, 8]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layers, self.head = nn.Embedding(500, 64), nn.GRU(64, 64, batch_first=True), nn.Linear(64, 8)
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(self.embed(ids), lengths, batch_first=True, enforce_sorted=False)
+        return torch.as_tensor(self.head(self.layers(packed)[1][-1]))
+
+
+def test_a_packed_recurrent_model_is_told_from_the_largest_batches_that_may_be_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lengths that are drawn differ much from sample to sample: two and four say little of a thousand."""
+    torch.manual_seed(0)
+
+    def batch(samples: int) -> Any:
+        return torch.randint(500, (samples, 30)), torch.randint(1, 31, (samples,))
+
+    model = PackedTagger()
+    job = job_of(model, torch.optim.SGD(model.parameters()), batch, lambda m, inputs: m(*inputs).mean())
+    itself = predict_fit(JobQuestion(job, 1024, options=False))
+    assert (itself.method, "pack_padded" in str(itself.stopped)) == (result.ITS_BATCH, True)
+    monkeypatch.setattr(batch_line, "_TRAINED_HERE", itself.peak_bytes // 3)
+    line = predict_fit(JobQuestion(job, 1024, options=False))
+    assert line.method == result.SMALL_BATCHES
+    assert line.live.low <= itself.peak_bytes <= line.live.high
+    assert line.live.high < 1.3 * line.live.low

@@ -326,6 +326,19 @@ for _ in range({{passes}}):
     assert peaks[0] == peaks[1]
 
 
+def test_slices_of_several_dimensions_are_followed_as_the_script_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+for n in range(2):
+    update(*data[:8])
+    shapes = torch.ones(4, 4)[:, :2].shape, torch.ones(4, 4)[1:3, None, ..., 0].shape
+assert shapes == ((4, 2), (2, 1))
+"""
+    watched = followed(tmp_path, monkeypatch, body)
+    assert watched.missed == ()
+
+
 def test_a_length_that_was_drawn_is_one_and_a_split_data_set_is_quick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

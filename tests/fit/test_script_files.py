@@ -8,8 +8,10 @@ import logging
 import os
 import pathlib
 import random
+import socketserver
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -406,6 +408,59 @@ def test_a_script_sees_what_it_does_with_files_and_no_file_of_the_user_changes(
         now = after[path]
         assert (now.st_mode, now.st_size, now.st_nlink) == (was.st_mode, was.st_size, was.st_nlink), path
         assert path.is_dir() or now.st_mtime_ns == was.st_mtime_ns, path
+
+
+def test_no_program_is_run_that_ends_the_machine_sends_or_starts_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, calls = tmp_path / "programs", tmp_path / "calls"
+    folder.mkdir()
+    for name in ("shutdown", "poweroff", "sudo", "sbatch", "mail", "git", "nvidia-smi"):
+        program = folder / name
+        program.write_text(f"#!/bin/sh\necho {name} $@ >> {calls}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    body = """
+import subprocess
+for command in (["shutdown", "-h", "now"], ["sudo", "-n", "poweroff"], ["git", "commit", "-am", "trained"],
+                ["git", "rev-parse", "HEAD"], ["nvidia-smi", "-pl", "100"], ["nvidia-smi", "-L"]):
+    subprocess.run(command, check=True)
+subprocess.run("echo done | mail -s trained me && sbatch next.sh", shell=True, check=True)
+"""
+    watched = followed(tmp_path, monkeypatch, body + TWO)
+    assert calls.read_text().splitlines() == ["git rev-parse HEAD", "nvidia-smi -L"]
+    unfollowed = [line.split("'")[1] for line in watched.missed]
+    assert unfollowed == ["shutdown", "poweroff", "git", "nvidia-smi", "mail"]
+
+
+class _MailServer(socketserver.StreamRequestHandler):
+    commands: list[bytes]
+
+    def handle(self) -> None:
+        self.wfile.write(b"220 hello\r\n")
+        for line in self.rfile:
+            self.commands.append(line[:4].upper())
+            self.wfile.write(b"221 bye\r\n" if line.startswith(b"quit") else b"250 well\r\n")
+
+
+def test_no_mail_leaves_a_script_that_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[bytes] = []
+    monkeypatch.setattr(_MailServer, "commands", commands, raising=False)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _MailServer) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        body = f"""
+import smtplib
+update(*data[:8])
+update(*data[:8])
+with smtplib.SMTP("127.0.0.1", {server.server_address[1]}) as opened:
+    opened.sendmail("me@here", ["you@there"], "trained")
+"""
+        watched = followed(tmp_path, monkeypatch, body)
+        server.shutdown()
+        thread.join()
+    assert "it would send something to a mail server (MAIL)" in watched.missed[0]
+    assert commands == [b"EHLO", b"QUIT"]
 
 
 def test_traces_storages_and_files_of_libraries_that_are_imported_by_name_change_no_file_of_the_user(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.fit import jobs
 from tests.fit.measured import predicted_and_measured
 from torch import Tensor, nn
 from torch.nn import functional
@@ -231,3 +232,21 @@ def test_weights_with_as_many_channels_as_the_batch_has_samples_are_probed_whole
         book(op, args, {}, op(*args))
     (call,) = book.calls.values()
     assert [probes._made_up_arguments(call, 16)[0][place].shape[0] for place in (0, 1, 2)] == [16, 64, 64]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_ctc_loss_is_dry_run_with_what_its_forward_and_backward_keep(joined: bool) -> None:
+    model = nn.Linear(20, 30)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        shares, targets = model(batch[0]).log_softmax(-1).transpose(0, 1), batch[1]
+        steps, lengths = (torch.full((len(targets),), length) for length in (50, 40))
+        return functional.ctc_loss(shares, targets.flatten() if joined else targets, steps, lengths)
+
+    def batch(samples: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(samples, 50, 20), torch.randint(1, 30, (samples, 40))
+
+    job = job_of(model, torch.optim.SGD(model.parameters()), batch, loss)
+    found = predict_fit(JobQuestion(job, 8, options=False, largest=False))
+    assert (found.method, found.stopped) == ("dry run", None)
+    assert found.live.bytes == pytest.approx(jobs.really_live(job, 8), rel=1e-3)

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 import stepscope
-from stepscope.errors import StepscopeError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint.jobs import job_of
 from stepscope.footprint.result import FitResult
 from stepscope.record.dry.dry_run import dry_run
@@ -206,3 +206,32 @@ def test_attention_and_recurrent_layers_have_flops_in_a_dry_run() -> None:
         recurrent, torch.optim.SGD(recurrent.parameters()), lambda n: torch.randn(5, n, 8), lambda m, b: m(b)[0].sum()
     )
     assert dry_run(lstm, 16).flops == 3 * 2 * 5 * 16 * (8 + 16) * 64
+
+
+def _refuses(fewest: int, most: int) -> Callable[[nn.Module, Tensor], Tensor]:
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        if not fewest <= len(batch) <= most:
+            raise ValueError(f"{fewest} to {most} samples")
+        return squares(model, batch)
+
+    return loss
+
+
+def test_a_batch_that_the_step_refuses_is_said_to_fail_and_not_told_from_smaller_ones() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    answer = functools.partial(stepscope.fit, model, optimizer, lambda n: torch.randn(n, 8), memory="2GB")
+    with pytest.raises(UsageError, match="a batch of 64 cannot be trained: ValueError: 1 to 40 samples") as refused:
+        answer(_refuses(1, 40), batch=64)
+    assert "a batch of 2 samples runs" in str(refused.value.hint)
+    assert answer(_refuses(1, 40), batch=16, options=False).largest_batch == 40
+
+
+def test_a_step_that_wants_more_than_four_samples_is_measured_with_more() -> None:
+    model = Looking()
+    optimizer = torch.optim.SGD(model.parameters())
+    asked = functools.partial(stepscope.fit, model, optimizer, lambda n: torch.randn(n, 8), options=False)
+    result = asked(_refuses(8, 10**6), batch=64, memory="8GB")
+    assert result.verdict == "likely fits"
+    with pytest.raises(StepscopeError, match="fails on real tensors too: ValueError: 100 to 1000 samples"):
+        asked(_refuses(100, 1000), batch=64, memory="8GB")

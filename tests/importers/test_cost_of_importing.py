@@ -13,7 +13,7 @@ from tests.store.test_store_of_runs import fill
 from stepscope import store
 from stepscope.importers import import_file
 from stepscope.importers.chrome_events import EventColumns, read_events
-from stepscope.store import index, open_store
+from stepscope.store import manifest, open_store
 
 
 def cpu_s(call: Callable[[], object]) -> float:
@@ -53,7 +53,7 @@ def test_what_is_kept_of_an_event_is_a_hundred_bytes(tmp_path: Path) -> None:
 def test_listing_by_the_index_costs_a_small_part_of_reading_the_manifests(tmp_path: Path) -> None:
     place = open_store(tmp_path / "store")
     fill(place, 300)
-    names = place.list_folder(index.FOLDER)
+    names = manifest.manifest_names(place)
     begin = time.process_time()
-    assert len(index.read_manifests(place, names)) == 300
+    assert len(manifest.read_manifests(place, names)) == 300
     assert cpu_s(lambda: store.listed(place)) < 0.5 * (time.process_time() - begin)

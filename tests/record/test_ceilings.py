@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,31 @@ def test_ceilings_of_a_script_are_of_the_device_and_format_of_most_of_its_flops(
     written = json.loads((run / "device.json").read_text())["ceilings"]
     assert (written["device"], written["precision"]) == ("cuda:1", "bfloat16")
     assert ceilings.cached_ceilings("cuda:1", "bf16", 2) is not None
+
+
+def test_the_card_that_a_script_chose_is_probed_and_not_that_of_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that sets CUDA_VISIBLE_DEVICES itself calls another card cuda:0 than the process that started it."""
+    commands: list[tuple[dict[str, Any], str]] = []
+
+    def run(command: list[str], env: dict[str, str], **_options: Any) -> subprocess.CompletedProcess[str]:
+        commands.append((json.loads(command[-1]), env["CUDA_VISIBLE_DEVICES"]))
+        return subprocess.CompletedProcess(command, 0, json.dumps({**CEILINGS, "threads": 2, "device": "cuda:0"}), "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(ceilings, "temperatures_and_clocks", lambda: {"frequencies_hz": {}})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(ceilings.SWITCH, "on")
+    for number, card in enumerate(("0000:65:00.0 a1b2c3d4", "0000:b3:00.0 e5f60718")):
+        device = {"ceilings": None, "accelerators_torch": [{"index": 0, "name": "a GPU", "card": card}]}
+        path = tmp_path / str(number)
+        path.mkdir()
+        path = fabricate_run(path, steps=6, device=device, header=_recorder(cuda_0={"float32": 7}))
+        ceilings.write_ceilings(path)
+        assert json.loads((path / "device.json").read_text())["ceilings"]["device"] == "cuda:0"
+    assert [stated["device"] for stated, _ in commands] == ["cuda:0", "cuda:0"]
+    assert [card for _, card in commands] == ["GPU-a1b2c3d4", "GPU-e5f60718"]
 
 
 def test_a_training_in_a_format_that_no_probe_computes_in_gets_no_ceilings(tmp_path: Path, probe: Probe) -> None:

@@ -180,12 +180,12 @@ def test_a_status_that_is_none_is_said_where_the_run_is_closed_with_it(tmp_path:
     ("options", "words"),
     [
         ({"record": 10}, "cannot record 10"),
-        ({"model": len}, "builtin_function_or_method is no model"),
-        ({"model": [nn.Linear(1, 1), None]}, "NoneType is no model"),
-        ({"samples": "32"}, "samples='32' is no count"),
-        ({"samples": 8.5}, "samples=8.5 is no count"),
-        ({"samples": -3}, "samples=-3 is no count"),
-        ({"period": float("nan")}, "period=nan is no time"),
+        ({"model": len}, "builtin_function_or_method is not a model"),
+        ({"model": [nn.Linear(1, 1), None]}, "NoneType is not a model"),
+        ({"samples": "32"}, "samples='32' is not a count"),
+        ({"samples": 8.5}, "samples=8.5 is not a count"),
+        ({"samples": -3}, "samples=-3 is not a count"),
+        ({"period": float("nan")}, "period=nan is not a time"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused_before_the_training(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import subprocess
@@ -201,6 +202,23 @@ def test_a_process_that_made_no_step_gives_the_run_to_the_first_part_that_has_st
     assert "Trained" in (path / "model.json").read_text(encoding="utf-8")
     assert not run.damaged_files()
     assert not (path / "ranks").exists()
+
+
+def test_a_full_disk_takes_nothing_from_a_run_that_was_to_be_given_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _begun_run(tmp_path)
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+    def full(file: Path, data: bytes) -> int:
+        file.touch()
+        os.truncate(file, 0)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        promote_first_part_with_steps(path)
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 
 def test_a_rank_that_failed_before_its_first_step_becomes_a_part(tmp_path: Path) -> None:

@@ -241,6 +241,17 @@ def test_a_script_that_never_steps_says_so(tmp_path: Path) -> None:
     assert [event["kind"] for event in RunReader(path).events] == ["no-steps"]
 
 
+def test_a_script_that_makes_the_folder_of_its_run_itself_is_said_to_need_another(
+    script: Path, tmp_path: Path, stepscope_cli: CommandLine
+) -> None:
+    script.write_text("import torch, os\nos.makedirs('runs')\n")
+    ended = stepscope_cli("run", "-q", str(script))
+    assert ended.returncode == 1
+    assert "this run is in 'runs', which the script makes itself: put it elsewhere with --out DIR" in ended.stderr
+    script.write_text("import os\nos.makedirs('other')\nraise FileExistsError\n")
+    assert "--out" not in stepscope_cli("run", "-q", str(script)).stderr
+
+
 def test_a_script_that_is_not_there_is_refused_and_leaves_no_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no script"):
         run_script("nowhere.py", [], Settings(out=tmp_path / "runs"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -550,6 +551,31 @@ def test_a_last_pass_that_nothing_was_updated_after_is_no_step(tmp_path: Path) -
                 parameter.data.add_(parameter.grad, alpha=-0.1)
 
     assert record(loop, tmp_path, steps="optimizer").steps.height == 3
+
+
+@pytest.mark.parametrize("in_accumulation", [True, False])
+def test_updates_in_hooks_of_gradients_make_a_step_of_each_pass(in_accumulation: bool, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def update(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        parameter.data.sub_(gradient, alpha=0.1)
+
+    def accumulated(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        update(parameter, parameter.grad)
+        parameter.grad = None
+
+    weights: list[Any] = list(model.parameters())
+    for weight in weights:
+        if in_accumulation:
+            weight.register_post_accumulate_grad_hook(accumulated)
+        else:
+            weight.register_hook(functools.partial(update, weight))
+    with stepscope.profile(steps="optimizer", out=tmp_path, record="none") as scope:
+        for _ in range(7):
+            model(torch.randn(3, 4)).square().sum().backward()
+            model.zero_grad()
+    assert scope.run.steps["samples"].to_list() == [3] * 7
 
 
 def test_weights_whose_storage_was_given_back_are_not_read() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -149,6 +149,32 @@ def test_layers_in_compiled_and_scripted_code_are_null_never_zero(tmp_path: Path
     said = {gap.what: gap.why for gap in run.not_measured()}
     assert "compiling took" in said["forward and backward of 1 module"]
     assert "scripted" in said["forward and backward of 2 modules"]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+@pytest.mark.parametrize("whole_step", [True, False])
+def test_steps_of_which_a_compiled_function_makes_a_part_or_all_are_counted(whole_step: bool, tmp_path: Path) -> None:
+    """Dynamo breaks its graph at a backward pass, and compiles what it comes to behind that, unless it is torch's."""
+    model = nn.Sequential(nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss() -> torch.Tensor:
+        return cast("torch.Tensor", model(torch.ones(4, 8)).square().mean())
+
+    def train() -> None:
+        optimizer.zero_grad()
+        (loss() if whole_step else compiled_loss()).backward()
+        optimizer.step()
+
+    compiled_loss: Any = torch.compile(loss, backend="eager")
+    train_one: Any = torch.compile(train, backend="eager") if whole_step else train
+    with stepscope.profile(steps="optimizer", out=tmp_path, record="all") as scope:
+        for _ in range(6):
+            train_one()
+    assert scope.run.steps.height == 6
+    gaps = {gap.what: gap.why for gap in scope.run.not_measured()}
+    assert "compiled functions" in gaps["layers"]
+    assert "layers in forward" not in gaps
 
 
 def test_a_hook_of_ours_may_go_while_an_optimizer_steps_and_others_have_hooks_of_their_own() -> None:

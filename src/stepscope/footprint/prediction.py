@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from stepscope.analysis.memory.limits import (
     ALLOCATORS,
@@ -34,6 +33,7 @@ from stepscope.analysis.memory.limits import (
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import calibration
 from stepscope.footprint import result as words
+from stepscope.footprint.batch_line import SIZES, BatchLine, measure_batch
 from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.cuda_settings import parse_settings
 from stepscope.footprint.jobs import DEFAULT_BATCH, job_of
@@ -43,18 +43,16 @@ from stepscope.footprint.script import dry_run_script
 from stepscope.footprint.simulator import LoaderMemory, Simulator, largest_batch, live_peak, reserved_of, scene_peaks
 from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import (
-    STEPS,
     DryRun,
     DryRunStopped,
     NoSuchBatch,
     dry_run,
     model_of,
-    preserve_rng_and_hide_warnings,
 )
 from stepscope.record.dry.platform import Platform, other_platform, this_platform
 from stepscope.record.dry.probes import OpCallRecorder, probe_in_child
-from stepscope.record.dry.storage_log import NO_SAVED_HOOKS, Reserve, StorageLog
-from stepscope.record.dry.user_objects import clear_caches_of_fakes, model_to_train
+from stepscope.record.dry.storage_log import NEEDS_NUMBERS, StorageLog
+from stepscope.record.dry.user_objects import clear_caches_of_fakes
 from stepscope.record.dry.workspaces import Probed, Workspaces
 from stepscope.units import bytes_, plural
 
@@ -184,11 +182,24 @@ def predict_fit(question: JobQuestion) -> FitResult:
     except NoSuchBatch as stop:
         raise UsageError(f"{question.job.name}: {stop.reason}", "use a batch that its data have") from stop
     except DryRunStopped as stop:
+        _refuse_batch_that_fails(question, simulator, stop)
         clear_caches_of_fakes()  # real tensors are trained now
         answer = _answer_by_real_steps(question, simulator, stop)
     else:
         answer = _answer_by_dry_run(question, simulator, plain)
     return replace(answer, seconds=time.perf_counter() - began)
+
+
+def _refuse_batch_that_fails(question: JobQuestion, simulator: Simulator, stop: DryRunStopped) -> None:
+    """Raise UsageError where a step of this batch fails by an error of its own, and one of another batch does not."""
+    if stop.__cause__ is None or isinstance(stop.__cause__, NEEDS_NUMBERS):
+        return
+    place = f"layer '{stop.module}': " if stop.module else ""
+    for other in (*SIZES, question.batch + 1):
+        with contextlib.suppress(DryRunStopped):
+            simulator.run(question.job, other)
+            text = f"{question.job.name}: a batch of {question.batch} cannot be trained: {place}{stop.reason}"
+            raise UsageError(text, f"use another one: a batch of {plural(other, 'sample')} runs") from stop
 
 
 def _probe_uncovered_ops(question: JobQuestion, simulator: Simulator) -> Simulator:
@@ -277,7 +288,7 @@ NOT_MEASURED = "the empty process was not measured where this will run: run fit 
 
 
 def _answer_by_real_steps(question: JobQuestion, simulator: Simulator, stop: DryRunStopped) -> FitResult:
-    line = _measure_small_batches(question.job, question.batch, simulator.reserve)
+    line = measure_batch(question.job, question.batch, simulator.reserve)
     live = line.at(question.batch)
     itself = question.batch in (line.small[0], line.large[0])
     reason = "kernels' workspaces are not in it" if itself else "it is extrapolated from small batches"
@@ -289,20 +300,6 @@ def _answer_by_real_steps(question: JobQuestion, simulator: Simulator, stop: Dry
         largest_batch=None if question.limit is None else _largest_batch_on_line(line, simulator, question.limit),
         bytes_per_sample=round(line.bytes_per_sample), stopped=str(stop), notes=notes,
     )  # fmt: skip
-
-
-def _measure_small_batches(job: Job, batch: int, reserve: Reserve | None) -> BatchLine:
-    """Return the line of two small batches, or where it is small enough to be trained here that of the batch itself."""
-    try:
-        line = measure_line(job, reserve)
-        if line.large[0] < batch and line.at(batch).high <= _TRAINED_HERE:
-            return BatchLine(line.large, (batch, live_peak(measure_log(job, batch, reserve))))
-        return line
-    except StepscopeError:
-        raise
-    except Exception as error:  # a user's model or batch maker may raise anything
-        text = f"{type(error).__name__}: {error}"
-        raise StepscopeError(f"{job.name} fails on real tensors too: {text}", "run a step of it by itself") from error
 
 
 def _largest_batch_on_line(line: BatchLine, simulator: Simulator, limit: Limit) -> int:
@@ -409,72 +406,6 @@ def _notes_of_dry_run(question: JobQuestion, plain: DryRun) -> list[str]:
             " and the CUDA context are intervals; a data set on the GPU is not in it"
         )
     return notes
-
-
-SMALL = (2, 4)  # samples
-_TRAINED_HERE = 512_000_000  # B of live tensors at the most
-
-
-@dataclass(frozen=True)
-class BatchLine:
-    """Live peak as a straight line in the batch, from two measurements."""
-
-    small: tuple[int, LivePeak]
-    large: tuple[int, LivePeak]
-
-    @property
-    def bytes_per_sample(self) -> float:
-        """The slope, B."""
-        (n, low), (m, high) = self.small, self.large
-        return (high.bytes - low.bytes) / (m - n)
-
-    def at(self, batch: int) -> LivePeak:
-        """Extrapolated: every category grows by its own line, and an interval of 4 % and more stands for the rest."""
-        (n, low), (m, high) = self.small, self.large
-        share = (batch - n) / (m - n)
-        parts = {
-            name: max(0, round(low.breakdown.get(name, 0) + share * (size - low.breakdown.get(name, 0))))
-            for name, size in high.breakdown.items()
-        }
-        size = sum(parts.values())
-        # the peak may move to another op on the way: up to 3.1 % from 4 and 16 to 64 samples were seen
-        least, most = round(size * 0.97), round(size * 1.06)
-        reserved = high.reserved
-        if reserved is not None:  # as much beyond the tensors as at the larger of the two
-            reserved = least + reserved[0] - high.low, most + reserved[1] - high.high
-        return replace(
-            high, bytes=size, low=least, high=most, least=least, most=most, breakdown=parts, reserved=reserved
-        )
-
-
-def measure_line(job: Job, reserve: Reserve | None = None) -> BatchLine:
-    """Run two steps at each of two small batches on real tensors; the model's own errors pass through."""
-    (n, low), (m, high) = ((batch, live_peak(measure_log(job, batch, reserve))) for batch in SMALL)
-    return BatchLine((n, low), (m, high))
-
-
-def measure_log(job: Job, batch: int, reserve: Reserve | None = None) -> StorageLog:
-    """The log of two real steps, workspaces of kernels excluded; reserve: what a GPU's allocator takes of a log."""
-    try:
-        return _log_of_steps(job, batch, StorageLog(), reserve)
-    except RuntimeError as error:
-        if NO_SAVED_HOOKS not in str(error):
-            raise
-    return _log_of_steps(job, batch, StorageLog(sees_saved=False), reserve)
-
-
-def _log_of_steps(job: Job, batch: int, log: StorageLog, reserve: Reserve | None) -> StorageLog:
-    log.reserve = reserve
-    with preserve_rng_and_hide_warnings(), model_to_train(job) as (model, optimizers):
-        inputs = job.batch(batch)
-        log.adopt_model(model)
-        for optimizer in optimizers:
-            log.adopt_optimizer(optimizer)
-        log.adopt_all(tree_leaves(inputs), "input")
-        with log:
-            for log.step in range(STEPS):
-                job.step(model, optimizers, inputs)
-    return log
 
 
 def _shared_memory_warning(loading: LoaderMemory) -> list[str]:

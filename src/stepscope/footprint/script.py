@@ -36,6 +36,7 @@ from stepscope.footprint.script_memory import ScriptMemory, count_joined_arrays,
 from stepscope.footprint.script_modules import UserModules, clear_module_objects
 from stepscope.footprint.script_processes import Processes
 from stepscope.footprint.script_progress import Growth, Progress, note_compiled_models, temporary_attribute
+from stepscope.footprint.script_ranks import Ranks
 from stepscope.footprint.script_rewriter import NEXT, install_for_scripts
 from stepscope.footprint.simulator import LoaderMemory
 from stepscope.footprint.time_limit import TimeLimit, TimeLimitReached, time_limit_cause
@@ -172,7 +173,8 @@ class Follower:
         self._impossible: list[str] = []  # ops with their lines, which fail here alone
         self.log.note_impossible_op = self._note_impossible_op
         self.log.note_whole_number = self._note_whole_number
-        self._processes, self._exit = Processes(self.progress), ScriptExit(self.progress)
+        self._ranks = Ranks(self.progress, self.loops.rewriter.function_trains, fake)
+        self._processes, self._exit = Processes(self.progress, self._ranks), ScriptExit(self.progress)
 
     def run(self, arguments: Sequence[str]) -> None:
         """Follow it; DryRunStopped where fake tensors cannot, before two updates were made."""
@@ -295,10 +297,11 @@ class Follower:
             hint = f"python {self.target} shows it in full"
             if isinstance(error, EOFError):
                 hint = f"it reads standard input: stepscope fit {self.target} < FILE gives it some"
-            raise StepscopeError(
-                f"'{self.target}' fails by itself: {self._script_line_of_error(error)}{type(error).__name__}: {error}",
-                hint,
-            ) from error
+            elif "RANK" in str(error):
+                hint = f"it is for a launcher: RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 stepscope fit {self.target}"
+            how = "without the other members of its process group" if self._ranks.others else "by itself"
+            reason = f"{self._script_line_of_error(error)}{type(error).__name__}: {error}"
+            raise StepscopeError(f"'{self.target}' fails {how}: {reason}", hint) from error
 
     def _give_up(self, end: TimeLimitReached) -> None:
         if self.progress.updates == 0:

@@ -72,6 +72,8 @@ class ScriptExit:
 _OFFLINE = {  # trackers of experiments, whose pages are no place for losses that are made up
     "WANDB_MODE": "disabled", "CLEARML_OFFLINE_MODE": "1", "NEPTUNE_MODE": "debug", "COMET_START_ONLINE": "0",
     "SWANLAB_MODE": "disabled", "MLFLOW_TRACKING_URI": "file:mlruns",
+    # and of gRPC, which no socket of Python's shows, calls that leave this machine
+    "grpc_proxy": "http://127.0.0.1:9", "no_grpc_proxy": "localhost,127.0.0.1",
 }  # fmt: skip
 
 

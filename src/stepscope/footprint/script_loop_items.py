@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 _SHORT = 16  # items: of such a sequence each that differs can be followed
 _DEEP = 3  # containers within containers
 _LARGER = 1.05  # times as large: less is not worth a word
+_ALIKE = 0.05  # of what is live: rounds of like items that differ by more are not alike
 _MOST_COMPARED = 100_000  # items of a list
 
 
@@ -93,21 +98,74 @@ def _size(item: Any) -> int:
     return sum(math.prod(part.sizes) if part.sizes else part.number or 0 for part in _item_parts(item, short=False))
 
 
-def omits_larger_items(items: Any, places: range, followed: Sequence[int]) -> bool:
-    """Return whether a list has larger items than those that rounds pick which are followed, by their places.
+class RoundLikeness:
+    """Rounds of like items that took the same branches: `broken` where they differ in what they take."""
 
-    Numbers of which none comes twice are an order in which others are picked, or name something.
+    def __init__(self) -> None:
+        self.broken = False
+        self._before: tuple[Any, int, int] | None = None
+
+    def see(self, kind: Any, most: int, highest: int, makes_states: bool) -> None:
+        """Compare a round with the one before it: the most that it took, and the most that was live, B.
+
+        makes_states: whether what those before it took says nothing, and what it takes itself neither.
+        """
+        before, self._before = self._before, None if makes_states else (kind, most, highest)
+        if makes_states:
+            self.broken = False
+        elif before is not None and before[0] == kind:  # gradients that add up are new in one round, live in the next
+            least = min(abs(most - before[1]), abs(highest - before[2]))
+            self.broken |= least > _ALIKE * max(highest, before[2])
+
+
+class Picks:
+    """Items that rounds pick out of lists, arrays and dictionaries by their number, against the largest that are there.
+
+    Only sizes are kept. Numbers of which none comes twice are an order in which others are picked, or name something.
     """
-    if not isinstance(items, (list, tuple)) or _are_all_different(items):
-        return False
-    width, count = max(1, abs(places.step)), len(items)
-    picked = (place for start in followed for place in range(start, start + width) if 0 <= place < count)
-    largest = max((_size_with_texts(items[place]) for place in picked), default=0)
-    return any(_size_with_texts(item) > largest * _LARGER for item in itertools.islice(items, _MOST_COMPARED))
+
+    def __init__(self) -> None:
+        self._looked: dict[int, tuple[int, int]] = {}  # by place: which container, of how many items
+        self._compared = Counter[int]()  # by place: items that were looked at
+        self._largest, self._picked = Counter[int](), Counter[int]()
+
+    def note(self, place: int, items: Any, key: Any, otherwise: Any) -> None:
+        """Note that a place in the script picks an item, or a slice; otherwise: the item where there is none."""
+        values = _listed(items)
+        if values is None:
+            return
+        if self._looked.get(place) != (id(items), len(values)) and self._compared[place] < _MOST_COMPARED:
+            self._looked[place] = id(items), len(values)
+            self._compared[place] += len(values)
+            if not _are_names(values):
+                largest = max(map(_size_with_texts, itertools.islice(values, _MOST_COMPARED)), default=0)
+                self._largest[place] = max(self._largest[place], largest)
+        with contextlib.suppress(Exception):  # a key that is not there: it is the script's to fail
+            picked = items.get(key, otherwise) if isinstance(items, Mapping) else values[key]
+            several = picked if isinstance(key, slice) else [picked]
+            self._picked[place] = max([self._picked[place], *map(_size_with_texts, several)])
+
+    def omits_larger(self, place: int) -> bool:
+        """Return whether there are larger items than those that were picked."""
+        return self._largest[place] > self._picked[place] * _LARGER
 
 
-def _are_all_different(items: Sequence[Any]) -> bool:
-    return all(isinstance(item, int) for item in items) and len(set(items)) == len(items)
+def _listed(items: Any) -> Sequence[Any] | None:
+    """Return what a container holds, where it is one of many items; of arrays numbers that are sizes."""
+    if isinstance(items, (list, tuple)):
+        return items
+    if isinstance(items, Mapping):
+        return list(items.values())
+    numbers = getattr(items, "constant", None) if isinstance(items, FakeTensor) else items
+    if getattr(numbers, "ndim", 0) == 1 and "int" in str(getattr(numbers, "dtype", "")):
+        with _disable_current_modes():
+            return list(numbers.tolist())  # type: ignore[union-attr]
+    return None
+
+
+def _are_names(items: Sequence[Any]) -> bool:
+    whole = all(isinstance(item, int) for item in items) and len(set(items)) == len(items)
+    return whole and (len(items) > _SHORT or set(items) == set(range(len(items))))
 
 
 def _size_with_texts(item: Any) -> int:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from stepscope.footprint.script_loop_items import FollowedItems, is_short, omits_larger_items
+from stepscope.footprint.script_loop_items import FollowedItems, Picks, RoundLikeness, is_short
 from stepscope.footprint.script_progress import Growth, Progress
 from stepscope.footprint.script_rewriter import (
     ANSWERED,
@@ -28,6 +28,7 @@ from stepscope.footprint.script_rewriter import (
     LEAVES,
     LEFT,
     MORE,
+    PICKED,
     ROUNDS,
     TAKEN,
     LoopRewriter,
@@ -39,7 +40,6 @@ _DIFFERING = 12  # items that are followed besides
 _MOST_SKIPPED = 100_000  # items of an iterator that has no last one before it was asked for all
 _MOST_SKIPPING_S = 3.0  # of processor time for them
 _NOTHING = object()
-_ALIKE = 0.05  # of what is live: rounds of like items that differ by more are not alike
 _Variables = Sequence[Callable[[], Any]]  # that may have no value yet
 _LONGEST_PATH = 10_000  # branches of a round
 _VALUES = 3  # of the names in a test, between two updates
@@ -68,7 +68,7 @@ class Loops:
         self._on_loop_end, self._open, self._shortened = on_loop_end, 0, False  # `_open`: loops
         self._progress, self._log = progress, progress.log
         self._runs = Counter[int]()  # of each loop
-        self._indexed: dict[int, _Variables] = {}  # by open loop: lists from which its rounds pick by their number
+        self._picks = Picks()
         self._whiles: dict[int, _While] = {}
         self._shortened_loops: set[int] = set()  # loops of which rounds were omitted
         self._taken: dict[int, set[bool]] = {}
@@ -90,6 +90,7 @@ class Loops:
             LEFT: self._leave_branch,
             ASSERTED: self._presume_assertion,
             LEAVES: self._leaves,
+            PICKED: self._note_pick,
             ENUMERATE: self._enumerate,
             BEGIN: self._begin,
             MORE: functools.partial(self._goes_on, check),
@@ -110,6 +111,16 @@ class Loops:
             if sides == {True, False} and self._kept.get(number, 0) > _KEPT:
                 growth = f"{bytes_(self._kept[number])} each time where {branch.test}"
                 self._progress.note_missed(f"what is kept at {branch.place} in rounds that were omitted: {growth}")
+        self._note_omitted_picks()
+
+    def _note_omitted_picks(self) -> None:
+        changing = {branch.place for branch in self.rewriter.branches if branch.changes}  # of which it is said
+        for number, pick in enumerate(self.rewriter.picks):
+            cut = sorted(self._shortened_loops.intersection(pick.loops))
+            omits = self._picks.omits_larger(number) and pick.place not in changing
+            if omits and (cut or self._follows_omitted_rounds(pick.flags)):
+                place = f"of the loop at {self.rewriter.places[cut[0]]}" if cut else f"that pick at {pick.place}"
+                self._progress.note_missed(f"rounds {place}, whose data are larger")
 
     def _miss_side(self, number: int, side: bool, where: str) -> None:
         branch = self.rewriter.branches[number]
@@ -117,12 +128,21 @@ class Loops:
         self._progress.note_missed(self.unseen[number].words)
 
     def _counts_rounds(self, number: int) -> bool:
-        """Return whether parameters of a branch changed as the training went on, and rounds are omitted."""
+        """Return whether what a branch asks of follows from rounds of a caller, some of which are omitted."""
+        if self._follows_omitted_rounds(self.rewriter.branches[number].flags):
+            return True
         values = self._values.get(number, {})
         return len(values) > 1 < len(set().union(*values.values())) and self._progress.omitted_any
 
-    def _note_test(self, number: int, test: Any, *values: Any) -> bool:
-        side, loops = bool(test), self.rewriter.branches[number].loops
+    def _follows_omitted_rounds(self, flags: Iterable[str]) -> bool:
+        return self._progress.omitted_any and self.rewriter.flags.depend_on_rounds(flags)
+
+    def _note_test(self, number: int, test: Any, *values: Any, steady: Callable[[], Any] | None = None) -> bool:
+        """Note a side that is taken, and return it; `steady` looks up a part of the test that no round changes."""
+        side, branch = bool(test), self.rewriter.branches[number]
+        loops = branch.loops
+        if not (side or steady is None or _value(steady) or self.rewriter.flags.depend_on_rounds(branch.flags)):
+            return False  # it is off
         if number in self._forced and (
             self._shortened_loops.intersection(loops) if loops else self._progress.omitted_any
         ):
@@ -133,7 +153,7 @@ class Loops:
         sides.add(side)
         if self._open and len(self._path) < _LONGEST_PATH:
             self._path.append((number, side))
-        if self.rewriter.branches[number].parameters:
+        if branch.parameters:
             values_now = self._values.setdefault(number, {}).setdefault(self._progress.updates, set())
             if len(values_now) < _VALUES:
                 values_now.add(tuple(value for value in map(_value, values) if type(value) is int))
@@ -143,6 +163,15 @@ class Loops:
 
     def _note_returned_test(self, number: int, answer: Any, *values: Any) -> Any:
         return self._note_test(number, answer, *values) if type(answer) is bool else answer
+
+    def _note_pick(self, place: int, items: Any, *key: Callable[[], Any], otherwise: Any = None) -> Any:
+        """Note that an item, or with two bounds a slice, is picked of a container, and return the container."""
+        pick = self.rewriter.picks[place]
+        if pick.loops or self.rewriter.flags.depend_on_rounds(pick.flags):
+            values = [_value(part) for part in key]
+            default = None if otherwise is None else _value(otherwise)
+            self._picks.note(place, items, values[0] if len(values) == 1 else slice(*values), default)
+        return items
 
     def _presume_assertion(self, place: str) -> bool:
         """Return whether an assertion that fails may hold in a training: it may count rounds or look at a loss."""
@@ -221,16 +250,12 @@ class Loops:
         for number, item in enumerate(source, start):
             yield number + source.omitted, item
 
-    def rounds(self, iterable: Any, number: int, *indexed: Callable[[], Any]) -> Iterator[Any]:
-        """Yield the rounds of a loop that can differ: all, or where it trains or evaluates the first and the last.
-
-        indexed: what looks up the lists from which its rounds pick by their number.
-        """
+    def rounds(self, iterable: Any, number: int) -> Iterator[Any]:
+        """Yield the rounds of a loop that can differ: all, or where it trains or evaluates the first and the last."""
         source, items = _Source(iterable, self._progress), FollowedItems(is_short(iterable))
         self._runs[number] += 1
-        self._indexed[number] = indexed
         growth = Growth(self._progress, looks=self._runs[number] <= _TRAINED)
-        trained, evaluated, many, likeness = 0, 0, False, _RoundLikeness()
+        trained, evaluated, many, likeness = 0, 0, False, RoundLikeness()
         idle, ops = 0, -1  # rounds before the first with an op
         self._open += 1
         try:
@@ -270,11 +295,10 @@ class Loops:
             self._shortened_loops.update([number] if source.omitted else [])
             self._end(number, likeness)
 
-    def _end(self, number: int, likeness: _RoundLikeness) -> None:
+    def _end(self, number: int, likeness: RoundLikeness) -> None:
         if number in self._shortened_loops and likeness.broken:
             self._progress.note_missed(f"rounds of the loop at {self.rewriter.places[number]}, which are not alike")
         self._shortened |= number in self._shortened_loops
-        self._indexed.pop(number, None)
         if self._shortened and self._open == 0:
             self._shortened = False
             self._on_loop_end()
@@ -290,8 +314,6 @@ class Loops:
         if isinstance(iterable, range):
             later_rounds, ends = iterable[passed:], self._progress.last_rounds
             self._note_omitted_rounds(max(0, len(later_rounds) - ends), growth, number)
-            if len(later_rounds) > ends:
-                self._note_larger_items(number, iterable, [*iterable[:passed], *later_rounds[-ends:]])
             yield from later_rounds[-ends:]
             return
         previous, last, followed, beyond, began = _NOTHING, next(remaining, _NOTHING), 0, 0, time.process_time()
@@ -323,11 +345,6 @@ class Loops:
         self._note_omitted_rounds(waiting - both, growth, number)
         yield from (item for item in ([previous, last] if both else [last]) if item is not _NOTHING)
 
-    def _note_larger_items(self, number: int, places: range, followed: Sequence[int]) -> None:
-        """Say where rounds that are omitted pick larger items of a list than those that are followed."""
-        if any(omits_larger_items(_value(indexed), places, followed) for indexed in self._indexed.get(number, ())):
-            self._progress.note_missed(f"rounds of the loop at {self.rewriter.places[number]}, whose data are larger")
-
     def _note_omitted_rounds(self, rounds: int, growth: Growth, number: int) -> None:
         if rounds > 0:
             self._shortened_loops.add(number)
@@ -348,26 +365,6 @@ class _While:
         self.began, self.until = progress.updates, progress.updates + most
         self.growth, self.rounds = Growth(progress), 0
         self.last = 0  # rounds that were followed as its last
-
-
-class _RoundLikeness:
-    """Whether rounds of like items that took the same branches differ in what they take (`broken`)."""
-
-    def __init__(self) -> None:
-        self.broken = False
-        self._before: tuple[Any, int, int] | None = None
-
-    def see(self, kind: Any, most: int, highest: int, makes_states: bool) -> None:
-        """Compare a round with the one before it: the most that it took, and the most that was live, B.
-
-        makes_states: whether what those before it took says nothing, and what it takes itself neither.
-        """
-        before, self._before = self._before, None if makes_states else (kind, most, highest)
-        if makes_states:
-            self.broken = False
-        elif before is not None and before[0] == kind:  # gradients that add up are new in one round, live in the next
-            least = min(abs(most - before[1]), abs(highest - before[2]))
-            self.broken |= least > _ALIKE * max(highest, before[2])
 
 
 class _Source:

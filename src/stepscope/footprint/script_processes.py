@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import multiprocessing
 import os
 import shlex
 import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.footprint.script_progress import Progress, resident_bytes, temporary_attribute
+from stepscope.footprint.script_ranks import Ranks
 from stepscope.footprint.time_limit import TimeLimitReached
 
 _PATIENCE_S = 5.0  # for a process that was asked to end
@@ -24,6 +27,14 @@ _CHANGING = """
     gzip gunzip bzip2 xz zstd 7z unrar wget curl aws gsutil gcloud azcopy kaggle huggingface-cli hf
 """
 _CHANGE_FILES = frozenset(_CHANGING.split())
+_ACTING = """
+    shutdown poweroff reboot halt systemctl service kill pkill killall sbatch srun qsub bsub scancel mail mailx mutt
+    sendmail msmtp ssh docker podman kubectl sqlite3 psql mysql mongosh redis-cli rclone s3cmd az dvc crontab at
+"""
+_ACT_ELSEWHERE = frozenset(_ACTING.split())
+_OF_GIT = "add am checkout clean commit fetch init merge mv pull push rebase reset rm stash tag"
+_OF_NVIDIA = "-pl -pm -r -lgc -rgc -lmc -rmc --power-limit --gpu-reset"
+_ACTING_WORDS = {"git": frozenset(_OF_GIT.split()), "nvidia-smi": frozenset(_OF_NVIDIA.split())}  # else these answer
 _SMALL = """
     git nvidia-smi rocm-smi uname hostname whoami date lscpu nproc free df ls cat echo which file true sleep ps
     ldconfig gcc cc ld objdump sysctl sw_vers getconf id tty stty lsb_release
@@ -38,8 +49,8 @@ _BEFORE_PROGRAMS = frozenset(("sudo", "env", "exec", "nohup", "xargs", "time", "
 class Processes:
     """Processes of one script; those that would run it anew, unfollowed, are not started: it is left there."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress, ranks: Ranks) -> None:
+        self._progress, self._ranks = progress, ranks
         self._started: list[Any] = []
         self._process = os.getpid()
         self._has_run_program = False
@@ -59,6 +70,17 @@ class Processes:
         peak = resident_bytes(at_most=True, process=process) - at_birth
         _write_number(self._growth, max(peak, _number_in(self._growth)))
 
+    def _is_refused(self, command: Any, programs: list[str]) -> bool:
+        """Return whether a command is not run, and say so, since it would do more than answer."""
+        if self._progress.updates == 0 and _starts_itself(command):
+            raise TimeLimitReached("it starts itself, or a training, in another process: give fit that one", None)
+        changing = next((program for program in programs if program in _CHANGE_FILES), None)
+        unrun = changing or next((program for program in programs if _acts_elsewhere(program, command)), None)
+        if unrun is not None:
+            what = "change files" if changing is not None else "send, start jobs or change more than files"
+            self._progress.note_missed(f"what {unrun!r} does: programs that {what} are not run")
+        return unrun is not None
+
     @contextlib.contextmanager
     def intercept(self) -> Iterator[None]:
         """Know what it starts, and end it at last."""
@@ -67,6 +89,8 @@ class Processes:
         at_birth = weakref.WeakKeyDictionary[Any, mmap.mmap]()  # B that each was born with, which it writes there
 
         def start(process: Any) -> None:
+            if os.getpid() == self._process and self._ranks.follow(process):
+                return
             how = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
             if how != "fork":
                 raise TimeLimitReached(f"it starts a process by '{how}', which runs the script anew", None)
@@ -88,10 +112,8 @@ class Processes:
             plain_end(process)
 
         def run(opened: Any, *arguments: Any, **options: Any) -> None:
-            programs = _programs_of_command(arguments[0] if arguments else options.get("args", ()))
-            changing = next((program for program in programs if program in _CHANGE_FILES), None)
-            if changing is not None:
-                self._progress.note_missed(f"what {changing!r} does: programs that change files are not run")
+            command = arguments[0] if arguments else options.get("args", ())
+            if self._is_refused(command, programs := _programs_of_command(command)):
                 arguments, options = (["true"], *arguments[1:]), {**options, "executable": None}
                 options.pop("args", None)
             elif os.getpid() == self._process:
@@ -104,8 +126,8 @@ class Processes:
                 temporary_attribute(BaseProcess, "start", start),
                 temporary_attribute(BaseProcess, "_bootstrap", live),
                 temporary_attribute(BaseProcess, "terminate", terminate),
-                temporary_attribute(subprocess.Popen, "__init__", run),
-            ):
+                temporary_attribute(subprocess.Popen, "__init__", run), self._ranks.intercept(),
+            ):  # fmt: skip
                 yield
         finally:
             if os.getpid() == self._process:  # a fork of the script's may come here too
@@ -125,6 +147,24 @@ class Processes:
                     pipe.close()
 
 
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch")
+
+
+def _starts_itself(command: Any) -> bool:
+    """Return whether a command runs the script anew, or a program that starts trainings: it would train for real."""
+    words = command.split() if isinstance(command, str) else command if isinstance(command, (list, tuple)) else []
+    names = [Path(os.fsdecode(word)).name for word in words]
+    runs_python = bool(names) and names[0].startswith("python")
+    return any(name in _LAUNCHERS for name in names[:3]) or (runs_python and Path(sys.argv[0]).name in names)
+
+
+def _acts_elsewhere(program: str, command: Any) -> bool:
+    """Return whether a program of a command ends something, sends, starts jobs, or changes what is no file."""
+    words = command if isinstance(command, (list, tuple)) else [command]
+    spoken = {part for word in words for part in os.fsdecode(word).split()}
+    return program in _ACT_ELSEWHERE or not spoken.isdisjoint(_ACTING_WORDS.get(program, ()))
+
+
 def _number_in(memory: mmap.mmap) -> int:
     return int.from_bytes(memory[:_NUMBER_BYTES], "little")
 
@@ -140,7 +180,8 @@ def _programs_of_command(command: Any) -> list[str]:
     words = [os.fsdecode(word) for word in (command if isinstance(command, (list, tuple)) else [command])]
     if words and Path(words[0]).name in _SHELLS and "-c" in words[:-1]:
         return _programs_of_line(words[words.index("-c") + 1])
-    return [Path(word).name for word in words[:1]]
+    behind = itertools.dropwhile(lambda word: word in _BEFORE_PROGRAMS or word.startswith("-") or "=" in word, words)
+    return [Path(word).name for word in behind][:1]
 
 
 def _programs_of_line(line: str) -> list[str]:

@@ -126,7 +126,7 @@ class Growth:
             self._log.add_extra_bytes(growth * skipped, f"kept by {skipped} rounds of a loop", holder)
         larger, smaller = self._newest[-1] - self._newest[-2], self._newest[-2] - self._newest[-1]
         anew = min(growth, max(larger) - max(smaller)) if larger and smaller else 0
-        if anew * skipped > _WORTH:  # in the place of the one before, not beside it
+        if anew * skipped > _WORTH:  # in place of the one before, not beside it
             self._progress.note_missed(f"what is computed from what {skipped} rounds of a loop add to")
             self._last.append(_LastRound())
             self._log.add_extra_bytes(

@@ -11,8 +11,10 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from stepscope.footprint.script_flags import Flags, changing_names
+from stepscope.footprint.script_matches import MatchesToBranches
 from stepscope.footprint.script_sizes import lines_of_sizes
 from stepscope.footprint.script_syntax import (
     LEAVING,
@@ -20,23 +22,22 @@ from stepscope.footprint.script_syntax import (
     compared,
     draws_number,
     fills_container,
-    indexed_by,
-    is_name,
     is_size,
     is_worked_out,
     looks_up,
     lookup_lambda,
+    loop_counters,
     may_allocate,
     multiplies_number,
+    named_places,
     names_in,
     replaced_variables,
-    worked_out_names,
 )
 
 ROUNDS, BEGIN, MORE = "__rounds__", "__begin__", "__more__"
 TAKEN, LEFT, ANSWERED = "__taken__", "__left__", "__answered__"
 ENUMERATE, NEXT = "__enumerate__", "__following__"
-ASSERTED, LEAVES = "__asserted__", "__leaves__"
+ASSERTED, LEAVES, PICKED = "__asserted__", "__leaves__", "__picked__"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class _Branch:
 
     Without loops it is on names in a function, or on what an object holds: these may count rounds of a caller. It may
     also be what a function answers (`return self.rounds % 50 == 0`), for then its caller has the branch.
-    changes: whether its body multiplies a number or looks one up, each time that it is taken.
+    changes: whether its body multiplies a number or looks one up, each time that it is taken. flags: what callers may
+    have worked out of their rounds.
     """
 
     place: str
@@ -55,6 +57,15 @@ class _Branch:
     otherwise: bool
     parameters: tuple[str, ...] = ()
     changes: bool = False
+    flags: frozenset[str] = frozenset()
+
+
+class _Pick(NamedTuple):
+    """A place where an item is picked by what counts the rounds of these loops, or by flags that may."""
+
+    place: str
+    loops: tuple[int, ...]
+    flags: frozenset[str]
 
 
 class LoopRewriter(ast.NodeTransformer):
@@ -64,8 +75,10 @@ class LoopRewriter(ast.NodeTransformer):
         self.places: list[str] = []  # of each loop: its line, and its file where that is not the script's
         self._called: list[set[str]] = []  # by each
         self._functions: dict[str, set[str]] = {}  # of the script: names of what they call
-        self._parameters: list[set[str]] = [set()]  # of the functions around
         self.branches: list[_Branch] = []
+        self.picks: list[_Pick] = []
+        self.flags = Flags()
+        self._changing: set[str] = set()  # names and attributes of this source
         self._open: list[tuple[int, set[str]]] = []  # loops around, and the names that count their rounds
         self._for_loops: set[int] = set()
         self._rests: dict[int, list[ast.stmt]] = {}  # by the id of an `if` that leaves: what comes after it
@@ -78,7 +91,9 @@ class LoopRewriter(ast.NodeTransformer):
         """Return the code of a script, or of a module of its own."""
         self.sources.append(source)
         self._file = f" of {Path(path).name}" * of_module
-        tree = ast.parse(source, path)
+        tree = MatchesToBranches().visit(ast.parse(source, path))
+        self.flags.read(tree)
+        self._changing = changing_names(tree)
         self.size_lines.update((path, line) for line in lines_of_sizes(tree))
         return compile(ast.fix_missing_locations(self.visit(tree)), path, "exec", dont_inherit=True)
 
@@ -94,26 +109,21 @@ class LoopRewriter(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> ast.For:
         """Return the loop over the rounds that are followed."""
-        indexed = sorted(indexed_by(names_in([node.target]), node.body))
-        number = self._visit_loop(node, [node.target])
-        looked_up = [lookup_lambda(name) for name in indexed]
-        node.iter = ast.copy_location(_call(ROUNDS, node.iter, ast.Constant(number), *looked_up), node.iter)
+        number = self._visit_loop(node)
+        node.iter = ast.copy_location(_call(ROUNDS, node.iter, ast.Constant(number)), node.iter)
         return node
 
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
         """Return the loop with its question, behind a note that it begins."""
-        number = ast.Constant(self._visit_loop(node, []))
+        number = ast.Constant(self._visit_loop(node))
         node.test = ast.copy_location(ast.BoolOp(ast.And(), [_call(MORE, number), node.test]), node.test)
         return [ast.copy_location(ast.Expr(_call(BEGIN, number)), node), node]
 
-    def _visit_loop(self, node: ast.For | ast.While, targets: Sequence[ast.expr]) -> int:
-        number, inside = len(self.places), list(ast.walk(node))
+    def _visit_loop(self, node: ast.For | ast.While) -> int:
+        number = len(self.places)
         self.places.append(self._at_line(node.lineno))
-        self._called.append(call_names(inside))
-        added = [part for part in inside if isinstance(part, ast.AugAssign) and is_name(part.target)]
-        steady = [part.target for part in added if is_worked_out(part.value)]
-        counters = worked_out_names(inside, names_in([*targets, *steady])) | names_in([part.target for part in added])
-        self._open.append((number, counters))
+        self._called.append(call_names(ast.walk(node)))
+        self._open.append((number, loop_counters(node)))
         self._for_loops |= {number} if isinstance(node, ast.For) else set()
         self.generic_visit(node)
         self._open.pop()
@@ -122,19 +132,24 @@ class LoopRewriter(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Return the function; what it calls is known by its name."""
         self._functions.setdefault(node.name, set()).update(call_names(ast.walk(node)))
-        self._parameters.append({argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)})
         self.generic_visit(node)
-        self._parameters.pop()
         return node
 
     def trains(self, number: int) -> bool:
         """Return whether a backward pass stands in a loop, or in functions of the script that it calls."""
-        reached, waiting = set[str](), set(self._called[number])
+        return "backward" in self._reached_from(self._called[number])
+
+    def function_trains(self, name: str) -> bool:
+        """Return whether a function of the script trains by a backward pass, or has a library do so, also within."""
+        return not self._reached_from({name}).isdisjoint(("backward", "train", "fit", "step"))
+
+    def _reached_from(self, names: set[str]) -> set[str]:
+        reached, waiting = set[str](), set(names)
         while waiting:
             name = waiting.pop()
             reached.add(name)
             waiting |= self._functions.get(name, set()) - reached
-        return "backward" in reached
+        return reached
 
     def visit_If(self, node: ast.If) -> ast.If:
         """Return the branch with a note of its test, and of its end, where this depends on the round."""
@@ -195,31 +210,68 @@ class LoopRewriter(ast.NodeTransformer):
         changes = isinstance(node, ast.If) and (
             multiplies_number(node.body) or looks_up(node.body, node.test) or draws_number(node.body)
         )
-        condition = node.test
-        self.generic_visit(node)
+        condition, steady = node.test, self._steady_part(node.test)
         number = self._register_branch(condition, node.lineno, (body or changes, otherwise), changes)
+        self.generic_visit(node)
         if number is not None:
-            node.test = self._note(number, TAKEN, node.test, replaced)
+            node.test = self._note(number, TAKEN, node.test, replaced, steady)
         return number
 
     def _register_branch(
         self, test: ast.expr, line: int, sides: tuple[bool, bool], changes: bool = False
     ) -> int | None:
-        names = names_in([test])
-        loops = tuple(number for number, counting in self._open if counting & names)
+        loops, counters = self._loops_of(test), set[str]().union(*(counting for _, counting in self._open))
+        flags = self.flags.of(test) - {f"name {name}" for name in counters}
         parameters = () if loops else tuple(sorted(compared(test)))
-        if not (loops or parameters) or not any(sides):
+        if not (loops or parameters or flags) or not any(sides):
             return None
-        self.branches.append(_Branch(self._at_line(line), ast.unparse(test), loops, *sides, parameters, changes))
+        self.branches.append(_Branch(self._at_line(line), ast.unparse(test), loops, *sides, parameters, changes, flags))
         return len(self.branches) - 1
+
+    def _loops_of(self, expression: ast.expr) -> tuple[int, ...]:
+        names = names_in([expression])
+        return tuple(number for number, counting in self._open if counting & names)
+
+    def _steady_part(self, test: ast.expr) -> ast.expr | None:
+        """Return what looks up the part of a test that no round changes: `use_ema` of `use_ema and epoch > 5`."""
+        parts = [
+            ast.unparse(part)
+            for part in (test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else ())
+            if is_worked_out(part) and not self._loops_of(part) and not self._changing & named_places(part)
+        ]
+        return lookup_lambda(" and ".join(f"({part})" for part in parts)) if parts else None
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.Subscript:
+        """Return the item, with a note of its key where that follows from the number of a round."""
+        key = node.slice
+        bounds = [key.lower, key.upper] if isinstance(key, ast.Slice) and key.step is None else [key]
+        parts = [ast.Constant(None) if part is None else part for part in bounds]
+        noted = isinstance(node.ctx, ast.Load) and all(map(is_worked_out, parts))
+        place = self._register_pick(key) if noted else None
+        looked_up = [lookup_lambda(ast.unparse(part)) for part in parts] if place is not None else []
+        self.generic_visit(node)
+        if place is not None:
+            node.value = ast.copy_location(_call(PICKED, ast.Constant(place), node.value, *looked_up), node.value)
+        return node
+
+    def _register_pick(self, key: ast.expr) -> int | None:
+        loops, flags = self._loops_of(key), self.flags.of(key)
+        if not (loops or any(" " in flag and not flag.startswith("name ") for flag in flags)):
+            return None
+        self.picks.append(_Pick(self._at_line(key.lineno), loops, flags))
+        return len(self.picks) - 1
 
     def _at_line(self, line: int) -> str:
         return f"line {line}{self._file}"
 
-    def _note(self, number: int, name: str, test: ast.expr, replaced: Sequence[ast.expr] = ()) -> ast.expr:
+    def _note(
+        self, number: int, name: str, test: ast.expr, replaced: Sequence[ast.expr] = (), steady: ast.expr | None = None
+    ) -> ast.expr:
         parameters = self.branches[number].parameters
         values = [lookup_lambda(parameter) for parameter in parameters] if parameters else replaced
-        return ast.copy_location(_call(name, ast.Constant(number), test, *values), test)
+        call = _call(name, ast.Constant(number), test, *values)
+        call.keywords = [] if steady is None else [ast.keyword("steady", steady)]
+        return ast.copy_location(call, test)
 
     def visit_Try(self, node: ast.Try) -> ast.Try:
         """Return the statement; whether it expects an iterator to end is known within its body."""
@@ -233,8 +285,16 @@ class LoopRewriter(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """Return the call: of enumerate(), which knows how many batches were omitted, or of next(iterator)."""
+        """Return the call: of enumerate(), which knows what was omitted, of next(iterator), or of get(key)."""
+        gets = isinstance(node.func, ast.Attribute) and node.func.attr == "get" and all(map(is_worked_out, node.args))
+        place = self._register_pick(node.args[0]) if gets and node.args else None
+        looked_up = [lookup_lambda(ast.unparse(argument)) for argument in node.args] if place is not None else []
         self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and looked_up:
+            items = _call(PICKED, ast.Constant(place), node.func.value, looked_up[0])
+            items.keywords = [ast.keyword("otherwise", default) for default in looked_up[1:2]]
+            node.func.value = ast.copy_location(items, node.func)
+            return node
         if isinstance(node.func, ast.Name) and node.func.id == "enumerate":
             name = ENUMERATE
         elif isinstance(node.func, ast.Name) and node.func.id == "next" and len(node.args) == 1 > self._expecting:
@@ -258,12 +318,13 @@ def _as_list(visited: Any) -> list[ast.stmt]:
 
 
 _PLAIN: dict[str, Callable[..., Any]] = {
-    ROUNDS: lambda iterable, _number, *_indexed: iterable,
+    ROUNDS: lambda iterable, _number: iterable,
     BEGIN: lambda _number: None,
     MORE: lambda _number: True,
-    TAKEN: lambda _number, test, *_values: test,
+    TAKEN: lambda _number, test, *_values, **_steady: test,
     ASSERTED: lambda _place: False,
     LEAVES: lambda _number, *_values: True,
+    PICKED: lambda _number, items, *_key, **_otherwise: items,
     ANSWERED: lambda _number, answer, *_values: answer,
     LEFT: lambda *_given: None,
     ENUMERATE: lambda plain, *arguments, **options: plain(*arguments, **options),

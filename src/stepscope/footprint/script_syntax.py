@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 def is_name(node: ast.AST) -> bool:
@@ -12,6 +12,11 @@ def is_name(node: ast.AST) -> bool:
 
 def names_in(nodes: Iterable[ast.AST]) -> set[str]:
     return {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def named_places(node: ast.AST) -> set[str]:
+    """Return names of variables, and of attributes with a dot."""
+    return names_in([node]) | {f".{part.attr}" for part in ast.walk(node) if isinstance(part, ast.Attribute)}
 
 
 def call_names(nodes: Iterable[ast.AST]) -> set[str]:
@@ -93,30 +98,37 @@ def draws_number(statements: Iterable[ast.stmt]) -> bool:
 _DRAWING = frozenset(("choice", "choices", "sample", "randint", "randrange", "integers"))
 
 
-def indexed_by(counters: set[str], statements: Iterable[ast.stmt]) -> set[str]:
-    """Return what statements pick by the counter of their loop: `x` of `x[i : i + 8]`, `x[order[i]]`."""
-    parts = (part for statement in statements for part in ast.walk(statement))
-    picked = (part.value for part in parts if isinstance(part, ast.Subscript) and names_in([part.slice]) & counters)
-    plain = (ast.Name, ast.Attribute, ast.expr_context)
-    return {ast.unparse(value) for value in picked if all(isinstance(part, plain) for part in ast.walk(value))}
+def loop_counters(loop: ast.For | ast.While) -> set[str]:
+    """Return names that count the rounds of a loop, and of what is worked out of them: `i`, `late = i > 50`."""
+    inside = list(ast.walk(loop))
+    added = [part for part in inside if isinstance(part, ast.AugAssign) and is_name(part.target)]
+    steady = [part.target for part in added if is_worked_out(part.value)]
+    targets = [loop.target] if isinstance(loop, ast.For) else []
+    counting = {name for name, value in _worked_out_values(inside) if _adds_to(name, value)}
+    first = counting | names_in([*targets, *steady])
+    return set(origins_of(inside, {name: {""} for name in first})) | names_in([part.target for part in added])
 
 
-def worked_out_names(parts: Iterable[ast.AST], counters: set[str]) -> set[str]:
-    """Return counters with the names of what is worked out of them: `s = epoch * 1000 + i`, `late = s % 50 == 0`."""
+def origins_of(parts: Iterable[ast.AST], first: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return names with the origins of those that they are worked out of: of `s` in `s = epoch * 1000 + i`, both."""
+    origins, values, before = {name: set(of) for name, of in first.items()}, _worked_out_values(parts), -1
+    while before != sum(map(len, origins.values())):
+        before = sum(map(len, origins.values()))
+        for name, value in values:
+            reached = set[str]().union(*(origins.get(inner, ()) for inner in names_in([value])))
+            if reached:
+                origins.setdefault(name, set()).update(reached)
+    return origins
+
+
+def _worked_out_values(parts: Iterable[ast.AST]) -> list[tuple[str, ast.expr]]:
     values: list[tuple[ast.expr, ast.expr]] = []
     for part in parts:
         if isinstance(part, ast.Assign):
             values += [(target, part.value) for target in part.targets]
         elif isinstance(part, (ast.AnnAssign, ast.NamedExpr)) and part.value is not None:
             values.append((part.target, part.value))
-    worked_out = [
-        (target.id, value) for target, value in values if isinstance(target, ast.Name) and is_worked_out(value)
-    ]
-    counters, before = counters | {name for name, value in worked_out if _adds_to(name, value)}, set[str]()
-    while before != counters:
-        before = set(counters)
-        counters |= {name for name, value in worked_out if names_in([value]) & before}
-    return counters
+    return [(target.id, value) for target, value in values if isinstance(target, ast.Name) and is_worked_out(value)]
 
 
 def _adds_to(name: str, value: ast.expr) -> bool:
@@ -127,10 +139,10 @@ def _adds_to(name: str, value: ast.expr) -> bool:
 
 
 def is_worked_out(value: ast.expr) -> bool:
-    """Return whether a value is worked out of names and numbers alone, and of lengths."""
+    """Return whether a value is worked out of names and numbers alone, of lengths, and of what is looked up by them."""
     parts = list(ast.walk(value))
     calls = [part for part in parts if isinstance(part, ast.Call)]
-    plain = (*_PLAIN_PARTS, ast.Compare, ast.BoolOp, ast.IfExp, ast.cmpop, ast.boolop, ast.Call)
+    plain = (*_PLAIN_PARTS, ast.Compare, ast.BoolOp, ast.IfExp, ast.cmpop, ast.boolop, ast.Call, ast.Subscript)
     return all(isinstance(part, plain) for part in parts) and call_names(calls) <= _OF_NUMBERS
 
 

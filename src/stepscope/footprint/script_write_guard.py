@@ -4,7 +4,7 @@ Python tells its audit hooks of each file before it opens, moves or removes it, 
 that a library has kept, another thread. A hook stays in a process; outside of `guard_writes` it does nothing.
 
 Where a script is followed into what it may never come to (`alone`), it starts no process and reaches nothing outside:
-no network, no data base, no library of the system. Nowhere does it put another program in the place of this one, or
+no network, no data base, no library of the system. Nowhere does it put another program in place of this one, or
 send anything to a server: what it would send is made up. It may fetch what it asks for.
 """
 
@@ -14,6 +14,9 @@ import contextlib
 import functools
 import http.client
 import os
+import re
+import socket
+import ssl
 import sys
 import threading
 import weakref
@@ -57,9 +60,8 @@ def guard_writes(files: Overlay, alone: bool) -> Iterator[None]:
     _watched.append(files)
     _alone.extend([files] if alone else [])
     _process.append(os.getpid())
-    refusal = _refusal_of_uploads(http.client.HTTPConnection.putrequest, threading.current_thread())
     try:
-        with temporary_attribute(http.client.HTTPConnection, "putrequest", refusal):
+        with _refuse_uploads():
             yield
     finally:
         _watched.remove(files)
@@ -71,21 +73,64 @@ def guard_writes(files: Overlay, alone: bool) -> Iterator[None]:
 
 
 _FETCHING = ("GET", "HEAD", "OPTIONS", "CONNECT")
+_UPLOAD = re.compile(rb"(POST|PUT|PATCH|DELETE) |PRI \* HTTP/2|(?i:MAIL FROM:)")  # so begins what sends something
 _OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
-def _refusal_of_uploads(plain: Callable[..., None], follower: threading.Thread) -> Callable[..., None]:
-    """Return a beginning of HTTP requests that lets a script fetch from a server, but send it nothing."""
+@contextlib.contextmanager
+def _refuse_uploads() -> Iterator[None]:
+    """Let a script fetch from a server by HTTP, but send it nothing, by whichever library: they all write to sockets.
 
-    def putrequest(connection: Any, method: str, *more: Any, **options: Any) -> None:
+    What goes by C alone is not seen: gRPC has a proxy then that is not there (`script_exit`).
+    """
+    follower, connection = threading.current_thread(), http.client.HTTPConnection
+    plain_request = connection.putrequest
+
+    def refuse(what: str, host: str) -> None:
         thread = threading.current_thread()
-        if method.upper() not in _FETCHING and connection.host not in _OWN_HOSTS and thread not in _bystanders:
-            if thread is not follower:  # as where there is no network
-                raise ConnectionRefusedError(f"Stepscope lets no script send to {connection.host}")
-            raise TimeLimitReached(f"it would send something to {connection.host} ({method})", None)
-        plain(connection, method, *more, **options)
+        if host in _OWN_HOSTS or thread in _bystanders:
+            return
+        if thread is not follower:  # as where there is no network
+            raise ConnectionRefusedError(f"Stepscope lets no script send to {host}")
+        raise TimeLimitReached(f"it would send something to {host} ({what})", None)
 
-    return putrequest
+    def putrequest(opened: Any, method: str, *more: Any, **options: Any) -> None:
+        if method.upper() not in _FETCHING:
+            refuse(method, opened.host)
+        plain_request(opened, method, *more, **options)
+
+    def guarded(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def send(opened: Any, content: Any, *more: Any, **options: Any) -> Any:
+            pieces = content if isinstance(content, (list, tuple)) else [content]
+            upload = _UPLOAD.match(bytes(memoryview(pieces[0]).cast("B")[:_METHOD])) if pieces else None
+            if upload is not None:
+                what = upload[0].decode().split()[0].upper()
+                refuse(what, "a mail server" if what == "MAIL" else _host_of(opened))  # one here sends it on
+            return plain(opened, content, *more, **options)
+
+        return send
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(temporary_attribute(connection, "putrequest", putrequest))
+        for owner, name in _SENDING:
+            stack.enter_context(temporary_attribute(owner, name, guarded(getattr(owner, name))))
+        yield
+
+
+_METHOD = 16  # B at most of what a request begins with
+_SENDING = [(socket.socket, name) for name in ("send", "sendall", "sendmsg")] + [
+    (owner, name) for owner in (ssl.SSLSocket, ssl.SSLObject) for name in ("send", "write") if hasattr(owner, name)
+]
+
+
+def _host_of(opened: Any) -> str:
+    """Return where a socket leads to; of TLS without one the name that it was opened with."""
+    name = getattr(opened, "server_hostname", None)
+    with contextlib.suppress(OSError, AttributeError, IndexError, TypeError):
+        address = opened.getpeername()
+        return str(address[0]) if isinstance(address, tuple) else "localhost"
+    return str(name)
 
 
 def _is_of_script(thread: threading.Thread) -> bool:

@@ -97,12 +97,13 @@ def write_ceilings(run: Path, says: Says = lambda sentence: None, measure: bool 
         conditions = _conditions_of_run(meta)
         if device.get("ceilings") or meta.get("simulated") or conditions is None or not has_steps(run):
             return
+        stated, conditions = conditions[0], (_card_of(conditions[0], device), *conditions[1:])
         limits = cached_ceilings(*conditions)
         if measure and os.environ.get(SWITCH) != "off" and (limits is None or _should_probe_again(limits, *conditions)):
-            says("once for this device: what it can reach, as ceilings for the bottleneck and the roofline (seconds)")
+            says("measuring this device's ceilings, for bottleneck and roofline: once per device, a few seconds")
             limits = ceilings(*conditions)
         if limits is not None:
-            writer.write_device({**device, "ceilings": limits})
+            writer.write_device({**device, "ceilings": {**limits, "device": stated}})
     except (StepscopeError, OSError) as error:
         says(f"the ceilings of this device could not be written: {error}")
 
@@ -119,10 +120,26 @@ def _conditions_of_run(meta: dict[str, Any]) -> tuple[str, str, int | None] | No
     return str(workload.get("device") or "cpu"), str(workload.get("precision") or ""), threads
 
 
+def _card_of(device: str, facts: dict[str, Any]) -> str:
+    """Return a GPU by what tells it from others, "cuda:GPU-1a2b3c4d": a script may have chosen which ones it sees."""
+    index = device.partition(":")[2] or "0"
+    cards = facts.get("accelerators_torch") or []
+    known = device.startswith("cuda") and index.isdecimal() and int(index) < len(cards)
+    identities = str(cards[int(index)].get("card") or "").split() if known else []
+    return next((f"cuda:{_UUID}{identity}" for identity in identities if ":" not in identity), device)
+
+
+_UUID = "GPU-"
+
+
 def _run_probe(conditions: dict[str, Any]) -> dict[str, Any] | None:
-    command = [sys.executable, "-m", "stepscope.record.ceiling_probe", json.dumps(conditions)]
+    stated, environment = conditions, None
+    if _UUID in conditions["device"]:
+        stated = {**conditions, "device": "cuda:0"}
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": conditions["device"].partition(":")[2]}
+    command = [sys.executable, "-m", "stepscope.record.ceiling_probe", json.dumps(stated)]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, env=environment)
         rates = json.loads(ended.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None

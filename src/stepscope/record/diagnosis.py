@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from stepscope.record.sampler.characterise import LoadStepTraces
 
 _ON_MAINS = NoSensor(
-    "unsupported", "on mains power a battery does not report what the machine draws", "unplug the machine: its battery then reports the power"
+    "unsupported",
+    "on mains power a battery does not report what the machine draws",
+    "unplug the machine: its battery then reports the power",
 )
 Measure = Callable[[Survey, Target], dict[str, SensorProfile]]
 

@@ -142,10 +142,10 @@ def write_empty_process_bytes(run: Path, says: Callable[[str], object] = lambda 
     malloc = writer.header.get("malloc") or {}
     if "name" not in malloc or malloc.get("empty_process_bytes") is not None:
         return
-    says("once for this device: the memory of an empty training process (seconds)")
+    says("measuring the memory of an empty training process: once per device, a few seconds")
     size = empty_process_bytes(malloc["name"])
     if size is None:
-        says("it could not be measured; the process's peak will not be taken apart")
+        says("it could not be measured: the peak of the process will not be split into parts")
     else:
         writer.update(malloc={**malloc, "empty_process_bytes": size})
 

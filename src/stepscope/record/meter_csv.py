@@ -183,8 +183,8 @@ def _unread_example(
     of_power = (text for column, read in cells for text, value in zip(column, read, strict=True) if value is None)
     time, power = next(of_time, None), next(filter(None, of_power), None)
     if time:
-        return f"; '{time}' is no time that is known: 2026-05-04 10:00:00, seconds since 1970, h:m:s"
-    return f"; '{power}' is no number" if power else ""
+        return f"; '{time}' is not a known time format: 2026-05-04 10:00:00, seconds since 1970, h:m:s"
+    return f"; '{power}' is not a number" if power else ""
 
 
 def _spread_equal_stamps(t_s: Sequence[float]) -> list[float]:

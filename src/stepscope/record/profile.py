@@ -182,7 +182,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         if steps not in ("calls", "optimizer"):
             raise UsageError(f"steps='{steps}' is not known", "choose 'calls' or 'optimizer'")
         if isinstance(model, (str, bytes, int, float)):
-            raise UsageError(f"{model!r} is no model", "stepscope.profile(model, optimizer), or without any")
+            raise UsageError(f"{model!r} is not a model", "stepscope.profile(model, optimizer), or without any")
         self._framework = framework or framework_of(model)
         self._models = model
         self._trained = [*_as_list(model), *_as_list(optimizer)] if self._framework == "torch" else []
@@ -284,7 +284,7 @@ def _modules_of(models: Any) -> Any:
     for part in _as_list(modules):
         if not _is_module(part):
             advice = "stepscope.profile(model, optimizer) of an nn.Module, or without a model"
-            raise UsageError(f"a {type(part).__name__} is no model", advice)
+            raise UsageError(f"a {type(part).__name__} is not a model", advice)
     return modules
 
 

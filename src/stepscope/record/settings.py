@@ -55,7 +55,7 @@ def check_settings(settings: Settings) -> Settings:
     parse_schedule(settings.record)
     parse_memory(settings.memory)
     if settings.samples_per_step is not None and sample_count_or_none(settings.samples_per_step) is None:
-        raise UsageError(f"samples={settings.samples_per_step!r} is no count", "for example samples=32")
+        raise UsageError(f"samples={settings.samples_per_step!r} is not a count", "for example samples=32")
     if settings.period_ns < 1_000_000:
         raise UsageError("the sampling period must be 1 ms or more", "for example --period 5ms")
     return settings
@@ -183,5 +183,5 @@ def sampling_period_ns(period: float | str, period_ms: float | None = None) -> i
         period = period_ms / 1e3
     seconds = parse_amount("period", period, "s") if isinstance(period, str) else period
     if not math.isfinite(seconds):
-        raise UsageError(f"period={period} is no time", 'for example period="5ms"')
+        raise UsageError(f"period={period} is not a time", 'for example period="5ms"')
     return round(seconds * 1e9)

@@ -415,13 +415,18 @@ NO_MODULE_CALLS = (
     "'forward' of its modules itself, or uses functions alone, and only calls of modules tell layers apart"
 )
 
+COMPILED_CALLS = (
+    "gradients were computed, and of what compiled functions computed: the calls of modules in them are not seen, and "
+    "only these tell layers apart, and the samples of a step where no data loader does"
+)
+
 
 def why_no_steps(signs: Mapping[str, int]) -> str:
     """The reason why no step was found, from what was seen of a training, and what helps."""
     if signs.get("passes") and not signs.get("updates"):
         return (
             f"gradients were computed {signs['passes']} times, but no optimizer of torch or Keras updated and no "
-            "parameter changed in between; wrap the loop in stepscope.profile and call scope.step() at each step"
+            "parameter was seen to change; wrap the loop in stepscope.profile and call scope.step() at each step"
         )
     if signs.get("forks"):
         return (

@@ -81,6 +81,10 @@ class TorchHooks:
     def install(self) -> None:
         """Listen from now on."""
         self._installed, undo = True, self._undo.append  # at once: what comes after it may fail
+        of_ours = (Boundary.call, Boundary.ask, Boundary.call_all, Boundary.handle_error, self._before_update)
+        repeating = type(self._repeating)
+        for function in (*of_ours, self._after_update, repeating.is_next, repeating.called, repeating.batch):
+            torch_private.keep_from_dynamo(function, with_callees=True)
         undo(self._modules.remove)
         self._modules.install()
         undo(functools.partial(remove_optimizer_hook, register_optimizer_step_pre_hook(self._before_update)))
@@ -131,6 +135,7 @@ class TorchHooks:
         if not callable(plain):
             return lambda: None
         routed = functools.wraps(plain)(around(plain))
+        torch_private.keep_from_dynamo(routed)
         setattr(owner, name, routed)
 
         def undo() -> None:
@@ -370,7 +375,7 @@ class _ModuleRoute:
         self._open: list[Scope] = []
         self._call: Callable[..., Any] = nn.Module.__call__
         self._undo: list[Callable[[], None]] = []
-        self._plain: Callable[..., Any] | None = None  # what somebody put in the place of torch's own, before us
+        self._plain: Callable[..., Any] | None = None  # what somebody put in place of torch's own, before us
         self._installed = False
         self.calls = 0
 
@@ -380,6 +385,8 @@ class _ModuleRoute:
         self._installed = True
         self._refresh_call_flags()
         self._call = call = functools.wraps(plain)(self._routed_call(plain))
+        torch_private.keep_from_dynamo(call)
+        torch_private.keep_from_dynamo(_ModuleRoute._outermost_call)
         nn.Module.__call__ = call  # type: ignore[method-assign]
         _tell_dynamo(plain, call)
 

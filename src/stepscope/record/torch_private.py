@@ -12,6 +12,7 @@ What is touched, since which torch it has had this form, and what happens withou
 | Node._sequence_nr, register_prehook | 2.1 | of a step that is too large no backward pass is profiled |
 | torch._C._current_graph_task_id | 2.1 | of a step that is too large no backward pass is profiled |
 | torch._C._is_cow_tensor | 2.3 | no tensor is a lazy copy |
+| torch._C._dynamo.eval_frame.set_code_exec_strategy | 2.7 | passes that `torch.compile` goes through are not seen |
 | torch._dynamo.utils.compilation_time_metrics | 2.0 | how long torch.compile took is not told |
 """
 
@@ -39,6 +40,21 @@ _is_lazy_copy: Callable[[Any], bool] = getattr(torch._C, "_is_cow_tensor", lambd
 graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
 autograd_sequence: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 """Return how many autograd nodes this thread has made; 0 for ever where torch does not tell."""
+
+
+def keep_from_dynamo(function: Any, with_callees: bool = False) -> None:
+    """Let Dynamo run this function of ours as it is, as it does with torch's own in whose place it may be.
+
+    Else it compiles ours wherever a compiled function comes to it behind a graph break, and we see nothing from then
+    on. What traces through it still does. with_callees: nothing that it calls is the training's, nor to be compiled.
+    """
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    code = getattr(function, "__code__", None)
+    if code is None or not hasattr(frames, "set_code_exec_strategy"):
+        return
+    action = frames._FrameAction
+    below = action.SKIP if with_callees else action.DEFAULT
+    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(action.SKIP, below))
 
 
 def make_scope(name: str) -> Scope:

@@ -27,7 +27,7 @@ from stepscope.record.plan import LOOK_AHEAD
 from stepscope.record.recorder import OpRecorder
 from stepscope.record.repeated_steps import RepeatFilter
 from stepscope.record.sample_count import hash_of_shapes
-from stepscope.record.steps import NO_MODULE_CALLS, StepFinder, why_no_steps
+from stepscope.record.steps import COMPILED_CALLS, NO_MODULE_CALLS, StepFinder, why_no_steps
 from stepscope.record.torch_hooks import TorchHooks
 from stepscope.runfolder import RunWriter
 
@@ -445,8 +445,11 @@ class TorchRecorder:
 
     def remarks(self) -> list[tuple[str, str]]:
         """Return what a reader should know of how the training was seen."""
+        remarks = []
+        if self._finder.calls_no_module:
+            is_compiled = torch_private.compile_seconds() is not None
+            remarks.append(("compiled-calls", COMPILED_CALLS) if is_compiled else ("no-module-calls", NO_MODULE_CALLS))
         remark = self._finder.remark
-        remarks = [("no-module-calls", NO_MODULE_CALLS)] if self._finder.calls_no_module else []
         return [*remarks, remark] if remark is not None else remarks
 
     def why_no_steps(self) -> str:

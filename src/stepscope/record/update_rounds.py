@@ -265,14 +265,15 @@ class ManualRounds:
     backward pass (a batch is fetched, a model called) and finds another one than the pass left, the step has ended.
     Where values cannot be read, some updates do not show in it until gradients are reset: those are seen when the next
     pass begins, and the step ended, late, when that something else began. Where they can, gradients that were dropped
-    are no update, nor are passes of other tensors with the same values (torch.func copies). Without parameters
-    to look at (None) every pass is a step.
+    are no update, nor are passes of other tensors with the same values (torch.func copies). A pass that itself changed
+    them (LOMO, in hooks of its gradients) is a step. Without parameters to look at (None) every pass is one.
     """
 
     def __init__(self, ended: Ended, clock: Clock = monotonic_ns) -> None:
         self._ended = ended
         self._clock = clock
         self._left: Fingerprint | None = None  # what the last pass left
+        self._begun: Fingerprint | None = None  # what it began with
         self._boundary_ns: int | None = None
         self._open = False  # a pass was made whose step has not ended
         self.of_copies: bool | None = None  # passes were of other tensors that had the same values; None: not known
@@ -301,6 +302,7 @@ class ManualRounds:
         """A backward pass is about to begin; parameters that are found only now had nothing to be compared with."""
         if self._left is not None or fingerprint is None:
             self._end_late(fingerprint)
+        self._begun = fingerprint
 
     def passed(self, fingerprint: Fingerprint | None) -> None:
         """Note that the update is done."""
@@ -327,7 +329,7 @@ class ManualRounds:
         self._ended(t_ns, late)
 
     def _changed(self, fingerprint: Fingerprint | None) -> bool:
-        if fingerprint is None or self._left is None:
+        if fingerprint is None or self._left is None or self._has_updated_within(self._left):
             return True
         if fingerprint.choice != self._left.choice:  # other tensors
             read = fingerprint.values_are_seen and None not in (*fingerprint.contents, *self._left.contents)
@@ -338,3 +340,10 @@ class ManualRounds:
         return fingerprint.values != self._left.values or (
             not are_visible and fingerprint.gradients != self._left.gradients
         )
+
+    def _has_updated_within(self, left: Fingerprint) -> bool:
+        """Return whether the last pass changed the parameters that it began with."""
+        begun = self._begun
+        if begun is None or begun.choice != left.choice:
+            return False
+        return begun.contents != left.contents or (None in left.contents and begun.values != left.values)

@@ -16,7 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -296,12 +301,31 @@ def _fake_unique(tensor: Tensor, _sorted: bool = True, inverse: bool = False, co
     return tensor.new_empty(tensor.numel()), places, tensor.new_zeros(tensor.numel() if counts else 0, dtype=torch.long)
 
 
-def grouped_product(first: Tensor, second: Tensor, offs: Tensor | None = None, *_: Any, **_named: Any) -> Tensor:
+def _grouped_product(first: Tensor, second: Tensor, offs: Tensor | None = None, *_: Any, **_named: Any) -> Tensor:
     """Return what aten::_grouped_mm gives: its own rule for tensors without numbers takes bfloat16 alone."""
     groups: tuple[int, ...] = (int(first.shape[0]),) if first.dim() == second.dim() == 3 else ()
     if first.dim() == second.dim() == 2 and offs is not None:  # the gradient of the experts' weights
         groups = (int(offs.shape[0]),)
     return first.new_empty(*groups, int(first.shape[-2]), int(second.shape[-1]))
+
+
+def _ctc_losses(
+    shares: Tensor, targets: Tensor, _input_lengths: Tensor, lengths: Tensor, *_: Any, **_named: Any
+) -> tuple[Tensor, Tensor]:
+    """Return what aten::_ctc_loss gives, of targets as long as they are, or can be where each has a row."""
+    numbers = getattr(lengths, "constant", None)
+    if numbers is None and targets.dim() < 2:
+        raise DynamicOutputShapeException(_aten._ctc_loss.Tensor)
+    with _disable_current_modes():
+        longest = int(targets.shape[1]) if numbers is None else max(numbers.tolist(), default=0)
+    many = int(lengths.numel())
+    return shares.new_empty(many), shares.new_empty(many, shares.shape[0], 2 * longest + 1)
+
+
+# Ops whose own rule for tensors without numbers is missing, or refuses what real ones take.
+FILLED: dict[Any, Callable[..., Any]] = {_aten._ctc_loss.Tensor: _ctc_losses}
+if hasattr(_aten, "_grouped_mm"):
+    FILLED[_aten._grouped_mm.default] = _grouped_product
 
 
 def _is_mask(index: Tensor | None) -> bool:

@@ -35,7 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from stepscope.record.dry.fake_numbers import data_dependent_result, grouped_product, keep_numbers, view_of_known
+from stepscope.record.dry.fake_numbers import FILLED, data_dependent_result, keep_numbers, view_of_known
 from stepscope.record.dry.module_tracker import ModuleTracker, in_backward
 from stepscope.runfolder import MEMORY
 
@@ -44,7 +44,6 @@ _FREED = -1
 _LARGEST = ("aten.max", "aten.amax")  # ops whose result, a whole number, a program takes for a size
 _OF_MODULES = frozenset(vars(nn.Module()))  # parameters, buffers, layers, hooks
 _ADD = torch.ops.aten.add.Tensor
-_GROUPED = getattr(torch.ops.aten, "_grouped_mm", None) and torch.ops.aten._grouped_mm.default
 # Gradients of index_select, gather, index and take are added into zeros; where somebody looks on, torch makes a copy.
 _IN_PLACE = frozenset(
     getattr(getattr(torch.ops.aten, name), overload)
@@ -408,8 +407,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     then()
 
     def _run_op(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is _GROUPED and _is_fake(args[0]):
-            return grouped_product(*args, **kwargs)
+        if func in FILLED and _is_fake(args[0]):
+            return FILLED[func](*args, **kwargs)
         if self._value_of is not None and args and _is_fake(args[0]) and self._is_outside_modules():
             out = data_dependent_result(func, args)
             if out is not NotImplemented:

@@ -1,0 +1,103 @@
+"""What of a script depends on rounds that were omitted: flags that are handed on, `match`, sizes that are looked up."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fit.test_script import followed
+from tests.fit.test_script_doubts import EVALUATES, LARGE, most
+
+from stepscope.footprint.script_matches import MatchesToBranches
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "def train(x, late):\n update(*x)\n if late:\n  evaluate()\n"
+        "for epoch in range(100):\n train(data[:8], epoch % 10 == 5)",
+        "def train(late=False):\n late_now = late and len(data)\n update(*data[:8])\n if late_now:\n  evaluate()\n"
+        "def main():\n for epoch in range(100):\n  now = epoch == 50\n  train(late=now)\nmain()",
+        "class State: late = False\ndef train():\n update(*data[:8])\n if State.late:\n  evaluate()\n"
+        "for epoch in range(100):\n State.late = epoch == 50\n train()",
+        "def inner(late):\n if late:\n  evaluate()\ndef train(late):\n update(*data[:8])\n inner(late)\n"
+        "for epoch in range(100):\n train(epoch == 50)",
+        "for epoch in range(100):\n update(*data[:8])\n match epoch:\n  case 50:\n   evaluate()\n  case _:\n   pass",
+        "for epoch in range(100):\n update(*data[:8])\n match (epoch % 10, 'a'):\n"
+        "  case (0 | 5, 'a' as name) if name and epoch > 20:\n   evaluate()",
+    ],
+)
+def test_flags_that_are_worked_out_of_rounds_and_handed_on_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    watched = followed(tmp_path, monkeypatch, f"{EVALUATES}{loop}\n")
+    assert len(watched.forced) == 1
+    assert most(watched) > LARGE
+
+
+@pytest.mark.parametrize(("flag", "reached"), [("False", False), ("True", True)])
+def test_what_a_flag_has_switched_off_in_all_rounds_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str, reached: bool
+) -> None:
+    loop = f"""
+def train(epochs, use_ema):
+    for epoch in range(epochs):
+        update(*data[:8])
+        if use_ema and epoch % 10 == 5:
+            evaluate()
+train(100, {flag})
+"""
+    watched = followed(tmp_path, monkeypatch, f"{EVALUATES}{loop}")
+    assert bool(watched.forced) is reached
+    assert (most(watched) > LARGE) is reached
+    assert watched.missed == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "is_named"),
+    [
+        ("sizes = {{e: 8 for e in range(100)}} | {{50: {0}}}\nfor e in range(100):\n update(*data[: sizes[e]])", True),
+        ("sizes = {{50: {0}}}\nfor e in range(100):\n update(*data[: sizes.get(e, 8)])", True),
+        ("sizes = [8] * 50 + [{0}] + [8] * 49\ndef train(e):\n update(*data[: sizes[e]])\n"
+         "for e in range(100):\n train(e)", True),
+        ("import numpy as np\nsizes = np.array([8] * 50 + [{0}] + [8] * 49)\n"
+         "for e in range(100):\n update(*data[: int(sizes[e])])", True),
+        ("sizes = (8, {0}, 9)\nfor e in range(99):\n update(*data[: sizes[e // 33]])", True),
+        ("order = [n * 7 % 101 for n in range(101)]\nfor e in range(101):\n order[e]\n update(*data[:{0}])", False),
+    ],
+)  # fmt: skip
+def test_larger_sizes_that_omitted_rounds_look_up_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, is_named: bool
+) -> None:
+    watched = followed(tmp_path, monkeypatch, f"{body.format(2000)}\n")
+    assert any("whose data are larger" in words for words in watched.missed) is is_named
+    watched = followed(tmp_path, monkeypatch, f"{body.format(8)}\n")
+    assert watched.missed == ()
+
+
+SOURCE = """
+def name_of(value, other=0):
+    match value, other:
+        case 1 | 2, 0: return "few"
+        case None, _: return "none"
+        case n, 5 if n > 7: return f"many {n}"
+    match value:
+        case "x" as letter: return letter
+        case {"k": k}: return k
+    match [value]:
+        case True: return "never"
+        case (found): return found
+"""
+
+
+def test_a_match_that_is_written_as_branches_does_the_same() -> None:
+    plain: dict[str, Any] = {}
+    branches: dict[str, Any] = {}
+    exec(SOURCE, plain)
+    tree = ast.fix_missing_locations(MatchesToBranches().visit(ast.parse(SOURCE)))
+    assert sum(isinstance(part, ast.Match) for part in ast.walk(tree)) == 1  # what takes a dictionary apart
+    exec(compile(tree, "names", "exec"), branches)
+    for values in ((1,), (2, 1), (None,), (9, 5), (7, 5), ("x",), ({"k": 3},), (4.5,)):
+        assert branches["name_of"](*values) == plain["name_of"](*values)
