@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -114,7 +114,8 @@ def _run(
         else:
             _set_threads(request.threads)
             path, code = _train_workload(request, settings, quiet or live, config)
-        place.runs.append(RunWriter.attach(path))
+        with suppress(OSError, StepscopeError):  # a script may have removed its run
+            place.runs.append(RunWriter.attach(path))
     if config is not None:
         with print_failures("the run does not state its configuration"):
             RunWriter.attach(path).update(configuration=note_of(config, str(request.with_)))
