@@ -31,8 +31,8 @@ MODULES = (
     "record.profile", "record.recorder", "record.repeated_steps", "record.sample_count", "record.sampler.process",
     "record.sensors", "record.sensors.contract", "record.sensors.number_files", "record.session", "record.settings",
     "record.step_log", "record.steps", "record.torch_hooks", "record.torch_private", "record.torch_recorder",
-    "record.update_rounds", "record.op_windows", "runfolder", "runfolder.parts", "runfolder.schema",
-    "runfolder.writer",
+    "record.update_rounds", "record.op_windows", "runfolder", "runfolder.computation", "runfolder.parts",
+    "runfolder.schema", "runfolder.writer",
 )  # fmt: skip
 COMMAND = (  # of `stepscope run`, which starts a script
     "__main__", "api.run_request", "cli._script", "quantities", "record.ceilings",
