@@ -103,7 +103,7 @@ def test_rates_of_an_operator_that_launches_kernels_are_over_the_time_of_its_ker
     assert rates["aten::mm"] == pytest.approx(2e9, rel=0.02)
     assert rates["aten::mkldnn_convolution"] == pytest.approx(2e9, rel=0.05), "of the CPU, by its own time"
     point = roofline(run).filter(pl.col("name") == "aten::mm").to_dicts()[0]
-    assert (point["device"], point["waits_for"]) == ("cuda:0", "arithmetic")
+    assert (point["device"], point["bound_by"]) == ("cuda:0", "arithmetic")
     assert point["attained"] == pytest.approx(2 / 2.2, rel=0.02)
     assert roofs(run)["device"].to_list() == ["cuda:0", "cuda:0"]
     attained = {row["name"]: row for row in run.attained("operator").to_dicts()}

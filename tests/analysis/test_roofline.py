@@ -35,8 +35,8 @@ def test_the_roofs_are_those_of_the_device_and_no_point_lies_above_them(tmp_path
     points = roofline(run)
     highest = {roof: value for _, roof, value, _ in roofs(run).rows()}
     assert highest == {"compute": 2.2e9, "memory": 8e9}
-    waits = dict(points.select("name", "waits_for").rows())
-    assert waits == {"aten::mkldnn_convolution": "arithmetic", "aten::addmm": "arithmetic", "aten::add": "memory"}
+    bound_by = dict(points.select("name", "bound_by").rows())
+    assert bound_by == {"aten::mkldnn_convolution": "arithmetic", "aten::addmm": "arithmetic", "aten::add": "memory"}
     attained = dict(points.select("name", "attained").rows())
     assert attained["aten::mkldnn_convolution"] == pytest.approx(2 / 2.2)
     assert attained["aten::add"] == pytest.approx(0.5)
@@ -45,7 +45,7 @@ def test_the_roofs_are_those_of_the_device_and_no_point_lies_above_them(tmp_path
 def test_without_measured_ceilings_there_is_no_roof_and_no_side_of_it(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, steps=10, recorded=every_step, device={"ceilings": None}))
     assert roofs(run).is_empty()
-    assert roofline(run)["waits_for"].to_list() == [None, None]
+    assert roofline(run)["bound_by"].to_list() == [None, None]
     assert roofline(run)["attained"].to_list() == [None, None]
 
 
@@ -138,8 +138,8 @@ def test_layers_in_another_number_format_than_the_ceilings_are_not_held_against_
     assert mixed["fc"]["known"] < 0.1, "its calls alone"
     assert mixed["features.0"] == pytest.approx(unknown["features.0"])
     points = {row["name"]: row for row in roofline(runs[0]).to_dicts()}
-    assert (points["aten::addmm"]["attained"], points["aten::addmm"]["waits_for"]) == (None, None)
-    assert points["aten::mkldnn_convolution"]["waits_for"] == "arithmetic"
+    assert (points["aten::addmm"]["attained"], points["aten::addmm"]["bound_by"]) == (None, None)
+    assert points["aten::mkldnn_convolution"]["bound_by"] == "arithmetic"
     layers = {row["layer"]: row for row in runs[0].layers().to_dicts()}
     assert layers["fc"]["attained"] is None
     assert layers["features.0"]["attained"] > 0.8

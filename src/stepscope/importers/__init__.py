@@ -187,7 +187,7 @@ def import_file(
 ) -> Path:
     """Write a run folder below `out` from a torch.profiler JSON or a sensor log, with the logs beside it; its path.
 
-    Raises UsageError for a file that is of no known kind, cannot be understood or lies at another time than the rest;
+    Raises UsageError for a file that is of no known kind, cannot be understood or lies at another time than the others;
     OutputNotWritable where there is no space. Nothing is left of a run that could not be imported.
     """
     options, source = options or Options(), Path(path)

@@ -357,7 +357,7 @@ ROOFLINE_SCHEMA = {
     "flops": pl.Float64,  # a step
     "bytes": pl.Float64,  # a step: what goes in, each tensor once
     "attained": pl.Float64,  # share of what this device reaches at that many FLOP/B; null without ceilings
-    "waits_for": pl.String,  # memory or arithmetic: the side of the ridge of the device's own roofs; null without
+    "bound_by": pl.String,  # memory or arithmetic: the side of the ridge of the device's own roofs; null without
 }
 ROOF_SCHEMA = {"device": pl.String, "roof": pl.String, "value": pl.Float64, "name": pl.String}
 
@@ -383,11 +383,13 @@ def roofline(run: Run) -> pl.DataFrame:
         return pl.col("device").replace_strict(values, default=None, return_dtype=pl.Float64)
 
     slope = pl.col("flop_per_byte") * of("memory")
-    waits = pl.when(slope < of("compute")).then(pl.lit("memory")).when(slope.is_not_null()).then(pl.lit("arithmetic"))
+    bound = (
+        pl.when(slope < of("compute")).then(pl.lit("memory")).when(slope.is_not_null()).then(pl.lit("arithmetic"))
+    )
     roof = pl.when(slope.is_not_null()).then(pl.min_horizontal(slope, of("compute")))
     attained = (pl.col("flops_per_s") / roof).clip(0, 1)
     own = ~pl.col("name").is_in(_ops_in_other_formats(run).implode())
-    judged = points.with_columns(attained=pl.when(own).then(attained), waits_for=pl.when(own).then(waits))
+    judged = points.with_columns(attained=pl.when(own).then(attained), bound_by=pl.when(own).then(bound_by))
     return judged.select(pl.col(name).cast(dtype) for name, dtype in ROOFLINE_SCHEMA.items())
 
 

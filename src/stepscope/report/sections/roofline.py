@@ -99,7 +99,7 @@ def _table(points: pl.DataFrame) -> Table:
         number_column("Of the roof", "attained", whole_percent, meaning=of_roof),
         text_column(
             "Bound by",
-            "waits_for",
+            "bound_by",
             missing=NOT_MEASURED,
             meaning="Left of the ridge of the roof: memory; right of it: arithmetic",
         ),
