@@ -383,13 +383,11 @@ def roofline(run: Run) -> pl.DataFrame:
         return pl.col("device").replace_strict(values, default=None, return_dtype=pl.Float64)
 
     slope = pl.col("flop_per_byte") * of("memory")
-    bound = (
-        pl.when(slope < of("compute")).then(pl.lit("memory")).when(slope.is_not_null()).then(pl.lit("arithmetic"))
-    )
+    bound = pl.when(slope < of("compute")).then(pl.lit("memory")).when(slope.is_not_null()).then(pl.lit("arithmetic"))
     roof = pl.when(slope.is_not_null()).then(pl.min_horizontal(slope, of("compute")))
     attained = (pl.col("flops_per_s") / roof).clip(0, 1)
     own = ~pl.col("name").is_in(_ops_in_other_formats(run).implode())
-    judged = points.with_columns(attained=pl.when(own).then(attained), bound_by=pl.when(own).then(bound_by))
+    judged = points.with_columns(attained=pl.when(own).then(attained), bound_by=pl.when(own).then(bound))
     return judged.select(pl.col(name).cast(dtype) for name, dtype in ROOFLINE_SCHEMA.items())
 
 
