@@ -27,7 +27,7 @@ from stepscope.files import atomic_write, user_cache
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.validation import read_regular
 
-VERSION = 12  # of what finds the results: those of another are not read
+VERSION = 13  # of what finds the results: those of another are not read
 _FOLDER = ".cache"
 _SEAL_BYTES = 32
 _MOST_BYTES = 1 << 28
@@ -35,17 +35,18 @@ _LATE_KEYS = ("status", "reason", "result", "overhead")  # of run.json: stated a
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
+R = TypeVar("R", bound=RunReader)
 
 
-def cached_per_run(find: Callable[Concatenate[RunReader, P], T]) -> Callable[Concatenate[RunReader, P], T]:
+def cached_per_run(find: Callable[Concatenate[R, P], T]) -> Callable[Concatenate[R, P], T]:
     """Return the function so that it finds its result once for a run: a report asks for the same thing many times.
 
     The result is shared, and must neither be changed nor hold the run.
     """
-    shared: WeakKeyDictionary[RunReader, dict[tuple[Any, ...], T]] = WeakKeyDictionary()
+    shared: WeakKeyDictionary[R, dict[tuple[Any, ...], T]] = WeakKeyDictionary()
 
     @wraps(find)
-    def found(run: RunReader, /, *positional: P.args, **named: P.kwargs) -> T:
+    def found(run: R, /, *positional: P.args, **named: P.kwargs) -> T:
         results, arguments = shared.setdefault(run, {}), (*positional, *named.items())
         if arguments not in results:
             results[arguments] = find(run, *positional, **named)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.analysis.energy.likeliest_window import likeliest_window
+from stepscope.analysis.energy.likeliest_window import likeliest_sensor, likeliest_window
 from stepscope.analysis.energy.rail_fits import GroupEnergies
 from stepscope.analysis.energy.readings import Readings
-from stepscope.analysis.energy.scaled_rows import scaled_rows
-from stepscope.analysis.energy.sensor_model import SensorModel, predict_readings
+from stepscope.analysis.energy.scaled_rows import scaled_rows, update_time_sd
+from stepscope.analysis.energy.sensor_model import SensorModel, design, predict_readings, slow_gain
 from stepscope.analysis.energy.timeline import Keys, Lane, Timeline
 from stepscope.arrays import Floats
 
@@ -74,3 +74,49 @@ def test_what_is_only_supposed_is_not_claimed() -> None:
     some = np.ones(2)
     parts = GroupEnergies(100 * some, some, some, some, np.eye(2), some, np.array([False, True]))
     assert parts.resolved().tolist() == [True, False]
+
+
+def test_how_much_updates_are_late_by_is_told_and_a_fast_filter_that_is_not_there_is_dropped() -> None:
+    timeline = _steps()
+    readings, _ = _updates(timeline)
+    assert update_time_sd(timeline, readings, TRUE) == pytest.approx(LATE_S, rel=0.3)
+    behind = SensorModel(TRUE.lag - 3e-4, 0.1, rc=3e-4)
+    model, best = likeliest_sensor(timeline, readings, behind, free_width=True, free_rc=True)
+    assert best is not None
+    assert model.rc == 0
+    assert model.smear == pytest.approx(LATE_S, rel=0.3)
+    assert model.lag == pytest.approx(TRUE.lag, abs=1e-4)
+
+
+def test_updates_on_time_have_no_error_of_times() -> None:
+    timeline = _steps()
+    stamp: Floats = np.arange(timeline.begin + 0.2, timeline.end, 0.1003)
+    noise = 0.3 * np.random.default_rng(2).standard_normal(len(stamp))
+    shown = predict_readings(timeline, Readings(stamp, noise), TRUE, WATTS) + noise
+    assert update_time_sd(timeline, Readings(stamp, shown, tick=0.1003), TRUE) == 0
+
+
+def test_operators_as_short_as_updates_are_late_are_seen_blurred_by_a_normal_distribution() -> None:
+    edges: Floats = np.linspace(0, 0.4, 4_001)
+    lane = Lane(edges[:-1], edges[1:], np.arange(4_000) % 7 % 3)
+    keys = Keys(np.arange(4), np.arange(4), np.zeros(4, dtype=bool))
+    timeline = Timeline((lane,), keys, edges[:-1:1_000], edges[1_000::1_000], np.ones(4, dtype=bool))
+    watts: Floats = np.array([300.0, 80.0, 20.0, 0.0])
+    model, stamp = SensorModel(0.0, 0.01, smear=LATE_S), np.linspace(0.1, 0.3, 53)
+    readings = Readings(stamp, np.zeros(53))
+    off = np.linspace(-5, 5, 1_001)
+    share = np.exp(-(off**2) / 2) / np.exp(-(off**2) / 2).sum()
+    joules = np.append(0.0, np.cumsum(watts[lane.key] * np.diff(edges)))
+    at = stamp + LATE_S * off[:, None]
+    blurred = share @ (np.interp(at, edges, joules) - np.interp(at - 0.01, edges, joules)) / 0.01
+    np.testing.assert_allclose(design(timeline, readings, model) @ watts, blurred, atol=2e-3)
+    np.testing.assert_allclose(predict_readings(timeline, readings, model, watts), blurred, atol=0.1)
+
+
+def test_noise_makes_no_slow_gain_and_heat_does() -> None:
+    at: Floats = np.linspace(0, 59.9, 600)
+    noise: Floats = np.random.default_rng(4).standard_normal(600)
+    fitted: Floats = np.full(600, 200.0)
+    assert np.ptp(slow_gain(at, fitted + noise, fitted, 0.1)) < 2e-3
+    heat = 1 + 0.1 * at / at[-1]
+    assert slow_gain(at, fitted * heat + noise, fitted, 0.1)[50:-50] == pytest.approx(heat[50:-50], abs=4e-3)

@@ -416,9 +416,8 @@ def _infer_update_clock(
         assert refresh is not None, "a gauge that is read too slowly has a refresh"
         clock_prior = (shared.period, 0.0) if shared is not None else (refresh, NEAR_STATED)
         window = options.stated or (model.width if model.hold and model.width else CONVERSION * refresh)
-        return find_conversion_clock(
-            timeline, inside, replace(model, width=window, lag=_lag_for_window(model, window)), fit.watts, *clock_prior
-        )
+        lag = model.lag + (float(model.width or 0.0) - window) / 2  # about the same centre
+        return find_conversion_clock(timeline, inside, replace(model, width=window, lag=lag), fit.watts, *clock_prior)
     fitted = (rows.matrix @ fit.watts) / inside.weight
     if register is not None:
         surprise, speed = prediction_errors(register, inside.stamp, fitted)
@@ -427,11 +426,6 @@ def _infer_update_clock(
     assert inside.width is not None, "a counter has widths"
     surprise = (inside.watts - fitted) * inside.width
     return fit_clock_to_residuals(inside.stamp, surprise, np.full(inside.count, float(inside.watts.mean())), refresh)
-
-
-def _lag_for_window(model: SensorModel, window: float) -> float:
-    """Lag of a window of another width about the same centre, s; the hold stays."""
-    return model.lag + (float(model.width or 0.0) - window) / 2
 
 
 def _profiled_readings(timeline: Timeline, readings: Readings) -> Readings:

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.coarse_search import Prior, Start, coarse_search
-from stepscope.analysis.energy.likeliest_window import LikeliestWindow, likeliest_window
+from stepscope.analysis.energy.likeliest_window import LikeliestWindow, likeliest_sensor
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import ANY_SPREAD, Moments, log_evidence, regress
 from stepscope.analysis.energy.sensor_model import (
@@ -99,13 +99,13 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
     few = _CalibrationProblem.of(
         timeline, _readings_within_budget(timeline, thin, starts[0].width, FIRST, _FIRST_PIECES)
     )
-    tried = [_descend(few.with_hold(start.hold), _parameters_of_start(start), free, _TRIAL_ROUNDS) for start in starts]
+    tried = [_minimise(few.with_hold(start.hold), _parameters_of_start(start), free, _TRIAL_ROUNDS) for start in starts]
     promising = sorted(zip(tried, starts, strict=True), key=lambda pair: pair[0].cost)[:_FILTERED]
     more = [_start_with_best_filter(few, start) for _, start in promising]
-    tried += [_descend(few.with_hold(x.hold), x.x, free, _TRIAL_ROUNDS) for x in (*more, *_typical_models(few, prior))]
+    tried += [_minimise(few.with_hold(x.hold), x.x, free, _TRIAL_ROUNDS) for x in (*more, *_typical_models(few, prior))]
     likely = _weigh_models(few, _distinct(tried), prior, readings.period)[:_FINALISTS]
     likely = [(log, descent) for log, descent in likely if log > likely[0][0] - _HOPELESS]
-    better = _distinct([_descend(few.with_hold(descent.hold), descent.x, free, _ROUNDS) for _, descent in likely])
+    better = _distinct([_minimise(few.with_hold(descent.hold), descent.x, free, _ROUNDS) for _, descent in likely])
     problem, more_readings = (
         few,
         _readings_within_budget(timeline, readings, float(likely[0][1].x[1]), POLISH, _POLISH_PIECES),
@@ -151,7 +151,7 @@ def refit_sensor_model(timeline: Timeline, readings: Readings, near: Calibration
     moved = [np.append(start.centre, near_start[1:]) for start in near_by[:_NEAR_STARTS]]
     cost = problem.with_gain_and_theta(near_start).solve_powers(near_start)[1]
     best = min([near_start, *moved], key=lambda vector: problem.solve_powers(vector)[1])
-    descent = _descend(problem, best, free, _ROUNDS_NEAR)
+    descent = _minimise(problem, best, free, _ROUNDS_NEAR)
     # Where nothing is left to explain, readings that never move fit whatever the sensor does: they tell nothing.
     if descent.cost <= 0 or problem.readings.count / 2 * float(np.log(cost / descent.cost)) < _CLEARLY:
         return near
@@ -488,9 +488,9 @@ def _descend_with_learnt_noise(problem: _CalibrationProblem, x: Floats, free: An
 
     Faster and slower filters that begin when the found one does are tried too: the way to them is long and bent.
     """
-    descent = _descend(problem, x, free, _POLISH_ROUNDS)
+    descent = _minimise(problem, x, free, _POLISH_ROUNDS)
     learnt = problem.with_learnt_noise(descent.x)
-    descent = _descend(learnt, descent.x, free, _POLISH_ROUNDS)
+    descent = _minimise(learnt, descent.x, free, _POLISH_ROUNDS)
     for _ in range(_MOST_FILTER_SCANS):
         rc = float(np.sqrt(max(descent.x[3], 0.0)))
         if rc <= SHORTEST_RC or not free[3]:
@@ -501,19 +501,16 @@ def _descend_with_learnt_noise(problem: _CalibrationProblem, x: Floats, free: An
         cost, best = min(((learnt.solve_powers(x)[1], x) for x in tried), key=lambda pair: pair[0])
         if cost > own * (1 - _BETTER):
             break
-        descent = _descend(learnt, best, free, _POLISH_ROUNDS)
+        descent = _minimise(learnt, best, free, _POLISH_ROUNDS)
     return descent
 
 
 def _refine_by_likelihood(problem: _CalibrationProblem, descent: _Descent, free: Any) -> _Descent:
     """The same with the filter, and then the window, under which the readings are likeliest whatever the powers."""
     descent = _likeliest_filter(problem, descent)
-    readings, model = problem.readings, problem.model(descent.x)
-    best = likeliest_window(problem.timeline, readings, model, bool(free[1]), bool(free[3]))
-    if best is None:
-        return descent
-    x = _parameters_of_model(best.model, readings)
-    x[2:] = descent.x[2:]
+    start = problem.model(descent.x)
+    model, best = likeliest_sensor(problem.timeline, problem.readings, start, bool(free[1]), bool(free[3]))
+    x = _parameters_of_model(model, problem.readings)
     return _Descent(problem.with_gain_and_theta(x).solve_powers(x)[1], x, descent.hold, best)
 
 
@@ -554,7 +551,7 @@ def _with_filter(x: Floats, rc: float, smear: float) -> Floats:
     return _clip_parameters(np.array([x[0] - np.sqrt(x[3]) + rc, x[1], x[2] * smear**2, rc**2]))
 
 
-def _descend(problem: _CalibrationProblem, x: Floats, free: Any, rounds: int) -> _Descent:
+def _minimise(problem: _CalibrationProblem, x: Floats, free: Any, rounds: int) -> _Descent:
     """Damped Gauss-Newton from a start, within bounds."""
     problem = problem.with_gain_and_theta(x)
     watts, cost, residuals, parts = problem.solve_powers(x)

@@ -47,14 +47,14 @@ def calibration_error_effect(
 ) -> CalibrationErrorEffect:
     """First-order effect of the calibration's error on the powers, W."""
     model = calibration.model
-    plain = rows @ fit.watts  # scaled
     pull = fit.hierarchy.mixing @ fit.covariance / fit.noise
     near = [(other, sd / _MODEL_STEP) for other, sd in _neighbouring_models(model, calibration) if sd > 0]
     if model.smear:
         near.append((replace(model, smear=0.0), 1.0))
     moved = np.zeros((len(near), len(fit.watts)))
-    for row, prediction in enumerate(predict_for_models(timeline, readings, [other for other, _ in near], fit.watts)):
-        change = rows.T @ unwhitened(whitened(scale * prediction - plain, theta), theta) * near[row][1]
+    own, *others = predict_for_models(timeline, readings, [model, *(other for other, _ in near)], fit.watts)
+    for row, other in enumerate(others):
+        change = rows.T @ unwhitened(whitened(scale * (other - own), theta), theta) * near[row][1]
         moved[row] = -(pull @ (fit.hierarchy.mixing.T @ change))
     return (
         CalibrationErrorEffect(moved[:-1], moved[-1])

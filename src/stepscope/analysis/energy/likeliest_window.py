@@ -15,7 +15,14 @@ from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import ANY_SPREAD, log_evidence, regress
-from stepscope.analysis.energy.scaled_rows import FEWEST, UNFILTERED, RegressionRows, has_coarse_steps, scaled_rows
+from stepscope.analysis.energy.scaled_rows import (
+    FEWEST,
+    UNFILTERED,
+    RegressionRows,
+    has_coarse_steps,
+    scaled_rows,
+    update_time_sd,
+)
 from stepscope.analysis.energy.sensor_model import SHORTEST_RC, SensorModel, design, fully_covered_flags, slow_gain
 from stepscope.analysis.energy.timeline import Timeline
 from stepscope.arrays import Floats
@@ -39,6 +46,43 @@ class LikeliestWindow:
     sd_centre: float
     sd_width: float | None
     sd_rc: float | None
+
+
+def likeliest_sensor(
+    timeline: Timeline, readings: Readings, start: SensorModel, free_width: bool, free_rc: bool
+) -> tuple[SensorModel, LikeliestWindow | None]:
+    """The likeliest model near a start, with the errors of the updates' times, and the search that ended there, if any.
+
+    A fast filter is dropped where the readings are hardly less likely without: few of them are fitted as well by one
+    that is not there, and the energies of short operators are then far off.
+    """
+    model, best = _likeliest_with_time_errors(timeline, readings, start, free_width, free_rc)
+    if best is None or not free_rc or not SHORTEST_RC < model.rc <= UNFILTERED:
+        return model, best
+    without = replace(start, lag=start.lag + start.rc, rc=0.0)
+    sharp, own = _likeliest_with_time_errors(timeline, readings, without, free_width, free_rc)
+    reach = replace(model, smear=max(model.smear, sharp.smear))
+    covered = [fully_covered_flags(timeline, readings, other) for other in (reach, sharp)]
+    unlikely = _make_likelihood_cost(timeline, readings.select(np.all(covered, axis=0)), sharp)
+    return (sharp, own) if own is not None and unlikely(sharp) < unlikely(model) + _FILTER_SEEN else (model, best)
+
+
+_FILTER_SEEN = 4.0  # natural logarithm: by how much likelier readings must be behind a fast filter than without one
+
+
+def _likeliest_with_time_errors(
+    timeline: Timeline, readings: Readings, model: SensorModel, free_width: bool, free_rc: bool
+) -> tuple[SensorModel, LikeliestWindow | None]:
+    """The window first: its error would be taken for errors of times, which then blur the window."""
+    best = None
+    for _ in range(2):
+        better = likeliest_window(timeline, readings, model, free_width, free_rc)
+        best, model = (best, model) if better is None else (better, better.model)
+        smear = update_time_sd(timeline, readings, model)
+        if smear == model.smear:
+            break
+        model = replace(model, smear=smear)
+    return model, best
 
 
 def likeliest_window(

@@ -108,8 +108,10 @@ def _rail_rows(rail: RailFit, by: str, method: str) -> pl.DataFrame:
     names, gather = group_keys(rail.ops, BY[by])
     if method == "fit" and rail.fit is not None:
         return _fitted_rows(rail, names, gather)
-    keys = rail.by_nearest() if method == "nearest" else rail.by_overlap()
-    joules = gather @ keys
+    if method == "nearest":
+        joules = gather @ rail_fits.energy_by_nearest_reading(rail.ops.timeline, rail.readings)
+    else:
+        joules = gather @ rail_fits.energy_by_overlap(rail.ops.timeline, rail.readings, rail.lag)
     return _rail_frame(rail, method, _rows_without_interval(rail, names, joules, gather, float(joules.sum())))
 
 
@@ -209,8 +211,8 @@ def _measured_total_row(rail: RailFit, method: str) -> dict[str, Any]:
     row = _rows_without_interval(rail, [{"name": MEASURED}], np.array([joules]), own, joules, factor)[0]
     if method != "fit":
         return row
-    if rail.hardly_read:
-        return row | {"verdict": "not identifiable", "reason": rail.hardly_read}
+    if unknown := rail.reason_total_unknown:
+        return row | {"verdict": "not identifiable", "reason": unknown}
     low, high = rail.total_ends(joules, span)
     verdict, reason = rail_fits.total_verdict(joules, max(joules - low, high - joules))
     steps = timeline.steps

@@ -50,6 +50,7 @@ class PowerSource:
     notes: tuple[str, ...] = ()
     channel: dict[str, Any] | None = None  # as channels.json describes it; None of what a power model estimates
     uncertainty: float | None = None  # of an estimate: half of its 95 % CI over its value, where that is known
+    cut_off_w: float | None = None  # the end of a gauge's range, where power went beyond it
 
     @property
     def shortest_window_ns(self) -> float:
@@ -106,6 +107,7 @@ def _power_source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Powe
     _, once = np.unique(t_ns, return_index=True)  # of two readings of one moment, one counts
     once = once[:0] if is_counter else once[np.isin(t_ns[once], growth.t_ns)]
     updates = values[once]
+    cut_off = cut_off_w(updates) if kind == "gauge" else None
     if kind == "gauge" and not refresh_ns:
         refresh_ns = observed_refresh_ns(growth.t_ns, updates)
     return PowerSource(
@@ -122,8 +124,13 @@ def _power_source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Powe
         spread_w=float(np.ptp(updates)) if len(updates) else 0.0,
         read_ns=t_ns[once],
         read_w=updates,
-        notes=(*_fault_notes(channel, growth), *_stale_notes(channel, growth.t_ns, updates, refresh_ns)),
+        notes=(
+            *_fault_notes(channel, growth),
+            *_stale_notes(channel, growth.t_ns, updates, refresh_ns),
+            *([] if cut_off is None else [f"{channel['id']}: {cut_off_sentence(cut_off)}"]),
+        ),
         channel=channel,
+        cut_off_w=cut_off,
     )
 
 
@@ -157,6 +164,32 @@ def _stale_notes(channel: dict[str, Any], t_ns: Floats, watts: Floats, refresh_n
     longest = float(np.diff(t_ns[edges]).max())
     if longest > max(_STILL_GAUGE_NS, _STILL_REFRESHES * refresh_ns):
         yield f"{channel['id']} gave one and the same value for {longest / 1e9:.3g} s: it may have been stale"
+
+
+_FINE, _BESIDE = 50, 10  # different values of a gauge that tells; of them next below the highest
+_FEWEST_VISITS, _OFTENER = 10, 4.0  # times that it came to the highest; than to any of those
+_NEAR_TOP, _LEAST_NEAR = 0.1, 0.5  # of the range of its values; visits there, of those to the highest
+
+
+def cut_off_w(watts: Floats) -> float | None:
+    """Return the end of a gauge's range, W, where power went beyond it; None where no reading shows that.
+
+    It then comes to its highest value again and again, and never above; of power itself the highest is a rare chance.
+    Work of one and the same power, higher than all other, has nothing near it.
+    """
+    levels, place = np.unique(watts[np.append(True, np.diff(watts) != 0)[: len(watts)]], return_inverse=True)
+    if len(levels) < _FINE:
+        return None
+    visits = np.bincount(place)
+    near = levels[:-1] > levels[-1] - _NEAR_TOP * float(np.ptp(levels))
+    often = max(_FEWEST_VISITS, _OFTENER * float(visits[-1 - _BESIDE : -1].max()))
+    is_end = often <= visits[-1] <= float(visits[:-1][near].sum()) / _LEAST_NEAR
+    return float(levels[-1]) if is_end else None
+
+
+def cut_off_sentence(watts: float) -> str:
+    """Return what a gauge that is cut off leaves out."""
+    return f"its readings are cut off at {watts:.4g} W: power above it is not seen, and the energy is at least so much"
 
 
 def _without_still_spans(source: PowerSource, everything: list[PowerSource], run: RunReader) -> PowerSource:

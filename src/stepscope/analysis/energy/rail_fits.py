@@ -22,6 +22,7 @@ from stepscope.analysis.energy.measured_energy import (
     idle_stretch,
     training_stretches,
 )
+from stepscope.analysis.energy.power_sources import cut_off_sentence
 from stepscope.analysis.energy.rails import UNUSED, MeasuredRail, RailTree
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.timeline import Lane, Timeline
@@ -76,21 +77,15 @@ class RailFit:
         return max(low, 0.0), high
 
     @property
-    def hardly_read(self) -> str:
-        """Return that too little was read of the steps to tell the rest; empty where enough was."""
-        measured = self.measured
+    def reason_total_unknown(self) -> str:
+        """Return that too little was read of the steps, or of the power, to tell the rest; empty where enough was."""
+        measured, cut_off = self.measured, self.line.best.cut_off_w
+        if cut_off is not None:
+            return cut_off_sentence(cut_off)
         if measured is None or measured.low_w is not None:
             return ""
         share = measured.covered_s / max(measured.covered_s + measured.gap_s, 1e-9)
         return f"this rail was read in {percent(share)} of the time of the steps, which does not tell the rest"
-
-    def by_nearest(self) -> Floats:
-        """Energy of each key by the sample nearest in time, J."""
-        return energy_by_nearest_reading(self.ops.timeline, self.readings)
-
-    def by_overlap(self) -> Floats:
-        """Energy of each key by power held between samples, J."""
-        return energy_by_overlap(self.ops.timeline, self.readings, self.lag)
 
 
 def fit_rails(
@@ -159,7 +154,7 @@ def _similar_source(
 
 def _fit_rail(run: RunReader, rail: _RailInputs, options: FitOptions) -> RailFit:
     line, ops, readings = rail.line, rail.ops, rail.readings
-    inside = readings.select(_is_within_steps(ops, readings))
+    inside = readings.select((readings.at >= ops.timeline.begin) & (readings.at <= ops.timeline.end))
     idle = idle_stretch(run, [line.best])
     idle_w = energy_over(line.best, idle).watts if len(idle) else None
     spans = training_stretches(run)
@@ -175,7 +170,7 @@ def _fit_rail(run: RunReader, rail: _RailInputs, options: FitOptions) -> RailFit
     fit = attribute_energy(ops.timeline, readings, options)
     if fit is None:
         return replace(whole, reason=_reason_not_fitted(inside))
-    fit = replace(fit, misfit=replace(fit.misfit, fatal=whole.hardly_read or fit.misfit.fatal))
+    fit = replace(fit, misfit=replace(fit.misfit, fatal=whole.reason_total_unknown or fit.misfit.fatal))
     stretch = slice_to_fit(run)
     if stretch is not run:
         here, everywhere = _step_joules(line, stretch), _step_joules(line, run)
@@ -201,11 +196,6 @@ def _reason_not_fitted(readings: Readings) -> str:
     if readings.watts.mean() <= 0:
         return f"the sensor gave {readings.watts.mean():.3g} W on average, of which operators have no share"
     return f"{readings.count} readings are too few to tell ops apart: train more steps"
-
-
-def _is_within_steps(ops: RunTimeline, readings: Readings) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    at = readings.at
-    return np.asarray((at >= ops.timeline.begin) & (at <= ops.timeline.end))
 
 
 Z_95 = float(special.ndtri(0.975))

@@ -88,17 +88,13 @@ def regress(moments: Moments, shape: Hierarchy, near: RidgeFit | None = None, mo
         before, noise = (noise, spread), max((centred - 2 * moved @ cross + moved @ normal @ moved) / freedom, floor)
         spread = _updated_prior_sd(spread, level, moved, decided, moments.positive_mean_power / busy, most)
         if abs(noise / before[0] - 1) < _SETTLED and (
-            attempt > 8 or (near is not None and _has_converged(before[1], spread))
+            attempt > 8 or (near is not None and np.abs(spread / before[1] - 1).max() < _STILL)
         ):
             break
     sd = spread[level]
     covariance = _posterior(normal, sd, noise)
     mean = prior + covariance @ cross / noise
     return RidgeFit(shape, mean, covariance, noise, sd)
-
-
-def _has_converged(before: Floats, spread: Floats) -> bool:
-    return bool(np.abs(spread / before - 1).max() < _STILL)
 
 
 def _precision_factor(normal: Floats, sd: Floats, noise: float) -> Floats:

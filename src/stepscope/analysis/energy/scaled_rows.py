@@ -10,10 +10,11 @@ from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.misfit import outlier_weights
 from stepscope.analysis.energy.readings import Readings
-from stepscope.analysis.energy.regression import MOST_OF_KINDS, Moments, RidgeFit, regress
+from stepscope.analysis.energy.regression import ANY_SPREAD, MOST_OF_KINDS, Moments, RidgeFit, regress
 from stepscope.analysis.energy.sensor_model import (
     SensorModel,
     design,
+    fully_covered_flags,
     neighbour_error_theta,
     predict_for_models,
     slow_gain,
@@ -73,10 +74,14 @@ def scaled_rows(
     punctual, fit = np.ones(readings.count), first
     for _ in range(_TIME_ROUNDS if _can_tell_time_errors(timeline, readings, model) else 0):
         weighted = weighted_rows(matrix, readings, gain, 0.0, punctual)
-        fit = regress(weighted.moments(mean), coarse, fit, most)
+        fit, before = regress(weighted.moments(mean), coarse, fit, most), punctual
         punctual = _time_weights(timeline, readings, model, weighted, punctual, fit)
-        residuals = (readings.watts * readings.weight - gain * (plain.matrix @ fit.watts)) * punctual
-        if np.ptp(punctual) == 0:
+        fitted, exact = plain.matrix @ fit.watts, punctual**2  # inexact readings would blur the gains of exact ones
+        settled = bool(np.abs(punctual - before).max() < _SETTLED)
+        if not settled:
+            gain = of_step * slow_gain(readings.at, plain.watts * exact, fitted * exact, timeline.step_length)
+        residuals = (plain.watts - gain * fitted) * punctual
+        if settled:
             break
     trust = _row_weights(timeline, readings, model, residuals)
     weight = punctual * trust
@@ -85,7 +90,9 @@ def scaled_rows(
     return rows, regress(rows.moments(mean), coarse, fit, most)
 
 
-_TIME_ROUNDS = 2
+_TIME_ROUNDS, _SETTLED = 6, 0.02  # of a weight
+_TIMED = 3_000  # readings from which the errors of times are learnt
+_TIME_SDS = np.geomspace(1e-5, 2e-3, 25)  # s
 UNFILTERED = 1e-3  # s: a time constant beside which updates and windows decide
 _TIME_STEP = 1e-4  # s: finite difference, about what updates are late by
 _TIME_RATIOS = np.concatenate([[0.0], np.geomspace(0.1, 1e4, 21)])
@@ -118,18 +125,54 @@ def _time_weights(
     An update that comes a little late is off by the difference of the powers at both ends of its window: nothing where
     these are alike. Weighted alike, the readings that are exact would count as little as those that are not.
     """
-    ahead, behind = (replace(model, lag=model.lag + by) for by in (-_TIME_STEP / 2, _TIME_STEP / 2))
-    early, late = predict_for_models(timeline, readings, [ahead, behind], fit.watts)
-    speed = ((late - early) * readings.weight) ** 2
+    by_time = _variance_by_time(timeline, readings, model, fit.watts, model.smear or _TIME_STEP)
     squared = ((rows.watts - rows.matrix @ fit.watts) / punctual) ** 2 / _residual_shares(rows, fit)
-    speed /= max(float(speed.mean()), 1e-30)
-    less = 1.0 + _TIME_RATIOS[:, None] * speed
+    less = 1.0 + _TIME_RATIOS[:, None] * by_time / max(float(by_time.mean()), 1e-30)
     likely = -0.5 * (np.log(less).sum(axis=1) + len(squared) * np.log((squared / less).mean(axis=1)))
     best = int(np.argmax(likely))
     if likely[best] < likely[0] + _SEEN_TIMES:
         return np.ones(len(squared))
     weight = 1.0 / np.sqrt(less[best])
     return np.asarray(weight / weight.mean())
+
+
+def _variance_by_time(timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats, sd: float) -> Floats:
+    """Variance of each reading (M,), W^2, were its time off by an error of this standard deviation, s."""
+    off, share = np.array(model.nodes).T
+    models = [replace(model, lag=model.lag + by, smear=0.0) for by in (off * sd).tolist()]
+    predicted = np.array(predict_for_models(timeline, readings, models, watts))
+    return np.asarray(share @ (predicted - share @ predicted) ** 2 * readings.weight**2)
+
+
+def update_time_sd(timeline: Timeline, readings: Readings, model: SensorModel) -> float:
+    """Return the standard deviation of the times at which a gauge's updates came, about its clock, s.
+
+    Its readings are then off by more the more the powers at both ends of a window differ, and tell the powers of the
+    blurred window, not of the sharp one. The model's own smear where no such error shows.
+    """
+    readings = readings.first(_TIMED)
+    if not readings.is_gauge or model.hold or not _can_tell_time_errors(timeline, readings, model):
+        return model.smear
+    readings = readings.select(fully_covered_flags(timeline, readings, replace(model, smear=float(_TIME_SDS[-1]))))
+    if readings.count < FEWEST:
+        return model.smear
+    for _ in range(2):
+        rows, fit = scaled_rows(timeline, readings, model, ANY_SPREAD)
+        error = (rows.watts - rows.matrix @ fit.watts) / np.where(rows.scale > 0, rows.scale, 1.0)
+        squared = error**2 / _residual_shares(rows, fit)
+        by_time = np.array([_variance_by_time(timeline, readings, model, fit.watts, sd) for sd in _TIME_SDS])
+        other = np.quantile(squared, _OTHER_NOISE)[:, None, None]
+        less = np.concatenate([np.zeros((1, len(squared))), by_time]) + other
+        likely = -0.5 * (np.log(less) + squared / less).sum(axis=2)
+        alone = -0.5 * len(squared) * (np.log(max(float(squared.mean()), 1e-30)) + 1)
+        best = int(np.argmax(likely.max(axis=0)))
+        if best == 0 or likely[:, best].max() < alone + _SEEN_TIMES:
+            return model.smear
+        model = replace(model, smear=float(_TIME_SDS[best - 1]))
+    return model.smear
+
+
+_OTHER_NOISE = (0.01, 0.03, 0.1, 0.25, 0.5, 0.75)  # quantiles of the squared errors that other noise may have
 
 
 def _residual_shares(rows: RegressionRows, fit: RidgeFit) -> Floats:

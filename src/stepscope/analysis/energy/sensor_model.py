@@ -17,8 +17,13 @@ from stepscope.arrays import Flags, Floats, Ints
 _SHARPEST = 1e-7  # s
 SHORTEST_RC = 2e-5  # s; a filter faster than this changes nothing that an op stamp could show
 _TAILS = 7.0  # time constants after which exp(-x) no longer counts
-# Three-point Gauss rule of a unit normal: the stamps' noise blurs the kernel (a Berkson error, so no bias is left).
-NODES = ((-(3**0.5), 1 / 6), (0.0, 2 / 3), (3**0.5, 1 / 6))
+# Points of a unit normal and their weights: the stamps' noise blurs the kernel (a Berkson error, so no bias is left).
+# Where the kernel is smooth, Gauss's rule of three points does; ops can be as short as that noise, and a box is not.
+_SMOOTH = ((-(3**0.5), 1 / 6), (0.0, 2 / 3), (3**0.5, 1 / 6))
+_EVEN = 0.6 * np.arange(-4, 5)
+_NORMAL = np.exp(-(_EVEN**2) / 2) / np.exp(-(_EVEN**2) / 2).sum()
+_SHARP = tuple(zip((_EVEN / np.sqrt(_NORMAL @ _EVEN**2)).tolist(), _NORMAL.tolist(), strict=True))
+BLUR_SIGMAS = 4.0  # as far as blurred pieces are looked for
 
 _FAR, _A_UNIT = 6, 512  # of the table of a blurred ramp: to so many standard deviations, in so many parts of one
 _AT = np.linspace(-_FAR, _FAR, 2 * _FAR * _A_UNIT + 1)
@@ -49,6 +54,16 @@ class SensorModel:
         return end, np.full(len(end), self.width)
 
     @property
+    def is_box(self) -> bool:
+        """Is its kernel a box, but for the smear?"""
+        return not self.hold and self.rc <= SHORTEST_RC
+
+    @property
+    def nodes(self) -> tuple[tuple[float, float], ...]:
+        """Points of a unit normal, and weights, by which errors of time are averaged over."""
+        return _SHARP if self.is_box else _SMOOTH
+
+    @property
     def tail(self) -> float:
         """Return how far the kernel reaches back beyond its box, s."""
         return self.hold + (_TAILS * self.rc if self.rc > SHORTEST_RC else 0.0)
@@ -56,7 +71,7 @@ class SensorModel:
     @property
     def reach(self) -> float:
         """Return what the smear adds on either side, s."""
-        return NODES[-1][0] * self.smear
+        return BLUR_SIGMAS * self.smear
 
     def weight_since(self, age: Floats, width: Floats, blur: Floats | None = None) -> Floats:
         """Share of the kernel's weight that lies within `age` before the end of the box: 0 at 0, 1 long before.
@@ -68,8 +83,10 @@ class SensorModel:
             return self._blurred(age - self.rc - self.hold / 2, width, np.sqrt(spread))
         if not self.smear:
             return self._sharp(age, width)
+        if self.is_box:
+            return self._blurred(age, width, np.full(len(age), self.smear))
         total = np.zeros(len(age))
-        for node, weight in NODES:
+        for node, weight in self.nodes:
             total += weight * self._sharp(age + node * self.smear, width)
         return total
 
@@ -119,7 +136,6 @@ def _blurred_step_integral(age: Floats, sd: Floats) -> Floats:
 
 
 BLOCK_PIECES = 400_000  # pieces that are looked at together: keeps memory flat
-BLUR_SIGMAS = 4.0  # as far as blurred pieces are looked for
 DENSE_FROM = 0.12  # share of non-zero weights from which a product of full blocks is the faster one
 
 
@@ -204,7 +220,7 @@ def _mean_lane_power(
 
 
 def _smear_nodes(model: SensorModel) -> tuple[tuple[float, float], ...]:
-    return NODES if model.smear else ((0.0, 1.0),)
+    return model.nodes if model.smear else ((0.0, 1.0),)
 
 
 def _window_edges(end: Floats, width: Floats, model: SensorModel) -> Floats:
@@ -410,7 +426,10 @@ _FEWEST, _STEPS = 20, 3
 
 
 def slow_gain(at: Floats, watts: Floats, fitted: Floats, step_length: float) -> Floats:
-    """Readings over fit, each summed over a moving span of at least 4 s, 3 steps and 20 readings; else 1."""
+    """Readings over fit, each summed over a moving span of at least 4 s, 3 steps and 20 readings; else 1.
+
+    Shrunk to their mean by what the noise of the readings makes of it.
+    """
     count = len(watts)
     period = float(np.median(np.diff(at))) if count > 1 else 0.0
     if period <= 0:
@@ -421,7 +440,11 @@ def slow_gain(at: Floats, watts: Floats, fitted: Floats, step_length: float) -> 
     below = _moving_sum(fitted, span)
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.where(below > 0, _moving_sum(watts, span) / below, 1.0)
-    return np.asarray(np.clip(ratio, 0.2, 5.0))
+    gain = np.clip(ratio, 0.2, 5.0)
+    mean = float(gain.mean())
+    chance = _moving_sum((watts - gain * fitted) ** 2, span) / np.maximum(below, 1e-30) ** 2
+    variance = float(((gain - mean) ** 2).mean())
+    return np.asarray(mean + max(1.0 - float(chance.mean()) / max(variance, 1e-30), 0.0) * (gain - mean))
 
 
 def _moving_sum(values: Floats, span: int) -> Floats:
