@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from stepscope.footprint.calibration import DeviceCalibration, baseline_of_process
 from stepscope.record.dry import Job, plain_step
+from stepscope.record.dry.storage_log import parts_of
 from stepscope.record.empty_process import EmptyProcess
 
 CLASSES = 10
@@ -98,7 +99,11 @@ def really_live(of: Job, samples: int, change: Any = None) -> int:
         optimizers = change(model, optimizers)
     batch = of.batch(samples)
     held: dict[int, int] = {}
-    for tensor in [*model.parameters(), *model.buffers(), *tree_leaves(batch)]:
+    for tensor in [
+        *model.parameters(),
+        *model.buffers(),
+        *(part for leaf in tree_leaves(batch) for part in parts_of(leaf)),
+    ]:
         held[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         for _ in range(2):

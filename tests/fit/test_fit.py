@@ -21,7 +21,7 @@ from stepscope.errors import StepscopeError, UnknownName, UsageError
 from stepscope.footprint import batch_line, transforms
 from stepscope.footprint import calibration as kept_file
 from stepscope.footprint.calibration import DeviceCalibration
-from stepscope.footprint.jobs import job_of_function
+from stepscope.footprint.jobs import job_of_function, job_of_target
 from stepscope.footprint.prediction import JobQuestion, fit, predict_fit
 from stepscope.footprint.savings import chosen_segments
 from stepscope.footprint.simulator import largest_batch
@@ -37,7 +37,9 @@ def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asked(memory: str = "400MB", samples: int = 16, **more: Any) -> Any:
-    return predict_fit(JobQuestion(jobs.job(), samples, limit_of_memory(memory), **{"kept": jobs.MEASURED, **more}))
+    return predict_fit(
+        JobQuestion(jobs.job(), samples, limit_of_memory(memory), **{"calibration": jobs.MEASURED, **more})
+    )
 
 
 def test_the_answer_holds_peak_interval_breakdown_and_verdict() -> None:
@@ -356,6 +358,17 @@ def test_no_batch_is_larger_than_the_data_that_make_it() -> None:
     assert fit(model, optimizer, make_batch, functional.cross_entropy, memory="8GB", options=False).largest_batch == 100
     with pytest.raises(UsageError, match="200 samples were asked for, and there are 100"):
         fit(model, optimizer, make_batch, functional.cross_entropy, batch=200, memory="8GB", options=False)
+
+
+def test_a_workload_of_a_file_of_the_user_s_own_is_one_that_fit_takes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dataclasses import replace\nfrom stepscope import workloads\n"
+        "WORKLOADS = (replace(workloads.find('lenet'), name='own'),)\n"
+    )
+    assert job_of_target(f"{file}:own", None).name == "own"
+    with pytest.raises(UnknownName, match="unknown workload of"):
+        job_of_target(f"{file}:other", None)
 
 
 def test_a_function_may_import_modules_beside_it_and_must_return_an_optimizer(

@@ -7,7 +7,8 @@ import torch
 from tests.fit.measured import predicted_and_measured
 from torch import Tensor, nn
 
-from stepscope.record.dry.platform import this_platform
+from stepscope.record.dry.platform import Platform, this_platform
+from stepscope.record.dry.workspaces import Workspaces
 
 
 class Grouped(nn.Module):
@@ -35,3 +36,30 @@ def test_the_peak_of_a_step_is_right(inputs: int, outputs: int, groups: int, ker
     finally:
         torch.set_num_threads(threads)
     assert predicted == pytest.approx(measured, rel=5e-3)
+
+
+def convolution(inputs: int, outputs: int, groups: int, kernel: int) -> set[str]:
+    """Return the calls of a layer that the rules do not cover on a processor with blocks of eight channels."""
+    layer, rules = nn.Conv2d(inputs, outputs, kernel, groups=groups), Workspaces(Platform(block=8))
+    x = torch.rand(4, inputs, 16, 16)
+    args = (x, layer.weight, layer.bias, [1, 1], [0, 0], [1, 1], False, [0, 0], groups)
+    rules(torch.ops.aten.convolution.default, args, {}, layer(x))
+    return rules.uncovered
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "groups", "kernel"), [(48, 32, 2, 3), (64, 64, 64, 5), (1, 16, 1, 5)])
+def test_a_convolution_that_avx2_runs_otherwise_is_run_alone(
+    inputs: int, outputs: int, groups: int, kernel: int
+) -> None:
+    assert convolution(inputs, outputs, groups, kernel)
+
+
+def test_a_convolution_that_runs_alike_on_avx2_has_its_rule() -> None:
+    assert not convolution(64, 64, 64, 3)
+    assert not convolution(3, 64, 1, 7)
+
+
+@pytest.mark.skipif(this_platform().block != 8, reason="what AVX2 does")
+def test_a_pixels_kernel_with_a_stride_collects_what_it_reads() -> None:
+    predicted, measured = predicted_and_measured(Grouped(nn.Conv2d(96, 128, 1, 2)), torch.rand(8, 96, 28, 28))
+    assert predicted == pytest.approx(measured, rel=1e-3)

@@ -213,6 +213,12 @@ def test_more_samples_are_never_said_to_take_less_than_those_that_were_measured(
     assert found.of(64, 1)[0] >= 0.9
 
 
+def test_fewer_samples_are_said_to_take_no_more_and_no_less_than_in_proportion() -> None:
+    found = StepTime((8, 16), (0.05, 0.06, 0.07), (0.15, 0.16, 0.17))
+    low, high = found.of(32, 16)
+    assert 16 * 0.05 * 2 / 8 <= low <= high <= 16 * 0.07
+
+
 def test_samples_are_never_said_to_take_more_than_in_proportion() -> None:
     found = StepTime((8, 16), (0.05, 0.06, 0.07), (0.15, 0.16, 0.17))
     assert found.of(64, 1)[1] == pytest.approx(4 * 0.17)
@@ -326,8 +332,8 @@ def test_a_change_of_the_training_is_chosen_only_where_nothing_else_fits() -> No
     same = search().candidate(Variant(), limit_of_memory("1TB"), None)
     assert same is not None
     cheaper = replace(same, settings=Variant(change="SGD"), compute=0.01)
-    assert plan_module._best([cheaper, same]) == same
-    assert plan_module._best([cheaper, replace(same, verdict="does not fit")]) == cheaper
+    assert plan_module._best_candidate([cheaper, same]) == same
+    assert plan_module._best_candidate([cheaper, replace(same, verdict="does not fit")]) == cheaper
 
 
 def test_a_line_in_the_batch_has_no_step_of_a_single_sample() -> None:

@@ -186,7 +186,7 @@ def test_what_processes_take_and_what_is_compiled_is_not_followed_and_said(
 ) -> None:
     body = """
 import subprocess, sys
-beside = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+beside = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 model = torch.compile(model, backend="eager")
 for n in range(3):
     update(*data[:8])
@@ -222,19 +222,48 @@ for n in range(3):
     assert (watched.stopped, watched.missed) == (None, ("what the process takes that starts the training in another",))
 
 
+def test_processes_that_end_before_an_update_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+import multiprocessing
+def fill(n):
+    bytearray(b'1') * 60_000_000
+with multiprocessing.get_context('fork').Pool(1) as pool:
+    pool.map(fill, [0])
+update(*data[:8])
+update(*data[:8])
+"""
+    assert followed(tmp_path, monkeypatch, body).missed == ("what processes take that it starts",)
+
+
 @pytest.mark.parametrize(
-    "start",
+    ("body", "missed"),
     [
-        "subprocess.run([sys.executable, '-c', 'pass'])",
-        "with multiprocessing.get_context('fork').Pool(1) as pool: pool.map(fill, [0])",
+        ("import sys\nupdate(*data[:8])\nsys.exit(update(*data[:8]).item())", ()),  # as sys.exit(main()) does
+        ("import pickle\nupdate(*data[:8])\nupdate(*data[:8])\nwith open('model.pkl', 'wb') as file:\n"
+         "    pickle.dump(model.state_dict(), file)\nwith open('model.pkl', 'rb') as file:\n"
+         "    model.load_state_dict(pickle.load(file))", ("what pickle takes of tensors",)),
+        ("from torch.func import functional_call, grad\nnames = dict(model.named_parameters())\nfor n in range(3):\n"
+         "    gradients = grad(lambda names: functional_call(model, names, (data[:8][0],)).sum())(names)\n"
+         "    for name, parameter in model.named_parameters():\n        parameter.grad = gradients[name]\n"
+         "    optimizer.step()", ()),
+        ("from torch.distributions import Categorical\nfor n in range(3):\n"
+         "    drawn = Categorical(logits=model(data[:8][0]))\n    drawn.log_prob(drawn.sample()).mean().backward()\n"
+         "    optimizer.step()", ()),
     ],
-)
-def test_processes_that_end_before_an_update_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+)  # fmt: skip
+def test_what_a_library_does_with_tensors_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, missed: tuple[str, ...]
 ) -> None:
-    body = "import multiprocessing, subprocess, sys\ndef fill(n):\n    bytearray(b'1') * 60_000_000\n"
-    watched = followed(tmp_path, monkeypatch, f"{body}{start}\nupdate(*data[:8])\nupdate(*data[:8])\n")
-    assert watched.missed == ("what processes take that it starts",)
+    watched = followed(tmp_path, monkeypatch, f"{body}\n")
+    assert (watched.stopped, watched.missed, watched.rest_unknown) == (None, missed, False)
+
+
+def test_a_module_of_a_package_is_told_from_where_it_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StepscopeError, match="relative import") as failed:
+        followed(tmp_path, monkeypatch, "from .net import build\n")
+    assert "give a script beside the package" in str(failed.value.hint)
 
 
 def test_trainings_by_spawn_are_followed_here_and_behind_an_update_the_script_is_left_there(

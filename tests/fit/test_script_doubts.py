@@ -217,3 +217,51 @@ def test_a_script_that_fails_before_it_trains_is_run_once(
     with pytest.raises(StepscopeError, match=r"left with 2|line 3"):
         dry_run_script("train.py", [], nothing_hidden)
     assert capsys.readouterr().err.count("begins") == 1
+
+
+def test_a_loss_that_is_compared_as_a_tensor_is_the_best_so_far_and_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+best, before = float("inf"), torch.tensor(float("inf"))
+for epoch in range(50):
+    loss = update(*data[:8]).detach()
+    if loss < best:
+        best = loss
+        torch.save(model.state_dict(), "best.pt")
+    if before > loss:
+        before = loss
+        torch.save(model.state_dict(), "before.pt")
+    if loss > 0.9:
+        break
+    if loss > 1e4 or torch.isnan(loss):
+        raise RuntimeError("diverged")
+    if epoch == 49:
+        model(torch.randn(200_000, 100))
+for name in ("best.pt", "before.pt"):
+    model.load_state_dict(torch.load(name))
+"""
+    watched = followed(tmp_path, monkeypatch, body)
+    assert (watched.stopped, watched.missed, watched.rest_unknown) == (None, (), False)
+    assert most(watched) > LARGE
+
+
+@pytest.mark.parametrize(("size", "larger"), [(3_000_000, True), (50_000, False)])
+def test_files_that_omitted_rounds_read_and_that_are_larger_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, larger: bool
+) -> None:
+    for part in range(12):
+        (tmp_path / f"part{part:02d}.bin").write_bytes(bytes(size if part == 6 else 10_000))
+    body = "for part in range(12):\n    open(f'part{part:02d}.bin', 'rb').read()\n    update(*data[:8])\n"
+    told = ("rounds that read larger files, as part06.bin",) if larger else ()
+    assert followed(tmp_path, monkeypatch, body).missed == told
+
+
+def test_labels_that_an_array_picks_are_no_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+import numpy
+labels = torch.randint(0, 10, (5000,))
+for rows in numpy.array_split(numpy.random.permutation(5000), 500):
+    update(data[:10][0], labels[rows])
+"""
+    assert followed(tmp_path, monkeypatch, body).missed == ()

@@ -22,10 +22,11 @@ from tests.fit.test_script import HEAD, followed
 from tests.patience import HANG_S
 from torch import nn
 
+from stepscope.errors import StepscopeError
 from stepscope.footprint import script_files, script_overlay
 from stepscope.footprint.script import dry_run_script
+from stepscope.footprint.script_files import make_restorer
 from stepscope.footprint.script_progress import Progress
-from stepscope.footprint.script_tensor_files import make_restorer
 from stepscope.record.dry.storage_log import StorageLog, nothing_hidden, peak_of
 
 BEFORE = b"before" * 2
@@ -421,16 +422,68 @@ def test_no_program_is_run_that_ends_the_machine_sends_or_starts_jobs(
         program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     body = """
-import subprocess
+import subprocess, sys
 for command in (["shutdown", "-h", "now"], ["sudo", "-n", "poweroff"], ["git", "commit", "-am", "trained"],
                 ["git", "rev-parse", "HEAD"], ["nvidia-smi", "-pl", "100"], ["nvidia-smi", "-L"]):
     subprocess.run(command, check=True)
 subprocess.run("echo done | mail -s trained me && sbatch next.sh", shell=True, check=True)
+for command in ("ls\\nsudo -n poweroff", "echo `shutdown now`", ["sed", "-i", "s/a/b/", "train.py"], ["./own"],
+                ["find", ".", "-delete"], [sys.executable, "-c", "open('made', 'w')"]):
+    subprocess.run(command, shell=isinstance(command, str), check=True)
 """
     watched = followed(tmp_path, monkeypatch, body + TWO)
     assert calls.read_text().splitlines() == ["git rev-parse HEAD", "nvidia-smi -L"]
     unfollowed = [line.split("'")[1] for line in watched.missed]
-    assert unfollowed == ["shutdown", "poweroff", "git", "nvidia-smi", "mail"]
+    others = ["sed", "own", "find", Path(sys.executable).name]
+    assert unfollowed == ["shutdown", "poweroff", "git", "nvidia-smi", "mail", *others]
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["os.posix_spawn('/bin/sh', ['sh', '-c', 'echo > made'], os.environ)",
+     "os.spawnlp(os.P_WAIT, 'sh', 'sh', '-c', 'echo > made')"],
+)  # fmt: skip
+def test_a_program_that_is_started_below_subprocess_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    followed(tmp_path, monkeypatch, f"import os\n{TWO}{start}\n")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_script_that_needs_what_a_program_makes_is_told_to_run_that_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "import subprocess\nsubprocess.run(['python', 'prepare.py'])\nopen('data.bin')\n"
+    with pytest.raises(StepscopeError, match=r"data\.bin") as failed:
+        followed(tmp_path, monkeypatch, body)
+    assert failed.value.hint == "fit does not run 'python': run first what it needs of that"
+
+
+def test_marks_of_files_and_the_mask_of_new_ones_stay_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").write_bytes(BEFORE)
+    (tmp_path / "mine").chmod(0o640)
+    mask = os.umask(0o022)
+    body = """
+import os
+opened = os.open("mine", os.O_RDONLY)
+os.fchmod(opened, 0o777)
+os.setxattr("mine", "user.trained", b"1")
+os.mknod("node")
+assert open("node").read() == ""
+os.umask(0o777)
+"""
+    try:
+        watched = followed(tmp_path, monkeypatch, body + TWO)
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(mask)
+    assert watched.stopped is None
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o640
+    assert os.listxattr(tmp_path / "mine") == []
+    assert not (tmp_path / "node").exists()
 
 
 class _MailServer(socketserver.StreamRequestHandler):
@@ -482,7 +535,7 @@ subprocess.run(["rm", "-f", "precious.pt"], check=True)
 subprocess.run("git --version && (rm precious.pt)", shell=True, check=True)
 """
     watched = followed(tmp_path, monkeypatch, body + TWO)
-    assert watched.missed == ("what 'rm' does: programs that change files are not run",)
+    assert watched.missed == ("what 'rm' does: programs that may do more than answer are not run",)
     assert {path.name for path in tmp_path.iterdir()} == {
         "train.py",
         "trace.json",

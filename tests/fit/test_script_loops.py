@@ -17,7 +17,6 @@ from stepscope.errors import StepscopeError
 from stepscope.footprint.script import ScriptLog
 from stepscope.footprint.script_loops import Loops
 from stepscope.footprint.script_progress import Progress
-from stepscope.footprint.script_rewriter import ANSWERED, TAKEN
 from stepscope.footprint.simulator import live_peak
 from stepscope.record.dry.storage_log import StorageLog
 
@@ -651,7 +650,7 @@ def test_rounds_that_only_count_take_little_memory() -> None:
     """600 B a round were taken by the branches and sizes of all rounds."""
     loops = Loops(Progress(StorageLog()), lambda: None, {})
     loops.rewriter.visit(ast.parse("for n in numbers:\n    if n % 7 == 0:\n        divmod(n, 7)\n"))
-    taken = loops.functions_for_script(None)[TAKEN]
+    taken = loops.note_test
     tracemalloc.start()
     for n in loops.rounds(range(2000), 0):
         taken(0, n % 7 == 0)
@@ -664,7 +663,7 @@ def test_what_is_asked_very_often_takes_little_memory() -> None:
     """Functions that sort and choose the data are no rounds of a training."""
     loops = Loops(Progress(StorageLog()), lambda: None, {})
     loops.rewriter.visit(ast.parse("def late(n):\n    return n > limit\n"))
-    answered = loops.functions_for_script(None)[ANSWERED]
+    answered = loops.note_returned_test
     for _ in loops.rounds(range(1), 0):
         tracemalloc.start()
         for n in range(100_000):

@@ -270,7 +270,7 @@ import shadowed
 assert shadowed.loops() == (6, 4, 8)
 assert sorted(name for name, _ in inspect.getmembers(shadowed, inspect.isfunction)) == [
     "doubled", "enumerate", "loops", "next"]
-assert not [name for name in vars(shadowed) if name in ("__rounds__", "__more__", "__following__")]
+assert not [name for name in vars(shadowed) if name in ("__rounds__", "__goes_on__", "__next_or_omitted__")]
 assert runpy.run_module("shadowed")["loops"]() == (6, 4, 8)
 spec = importlib.util.find_spec("shadowed")
 names = {}

@@ -1,14 +1,18 @@
-"""A training that a script starts in processes of its own: the first is followed, the others are said."""
+"""A training that a script starts in processes or threads of its own: one is followed, the others are said."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from tests.fit.test_script import answered, followed
+from tests.fit.test_script import HEAD, answered, followed
+from tests.patience import HANG_S
 
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.footprint import time_limit
 
 TRAIN = """
 import os
@@ -68,6 +72,100 @@ for _ in range(3):
     update(*data[:8])
 """
     assert followed(tmp_path, monkeypatch, body).missed == ()
+
+
+ROUNDS = """
+import os, threading
+import concurrent.futures as futures
+def main(n):
+    for _ in range(500):
+        update(*data[:8])
+    done.append(n)
+    return n
+class Trains(threading.Thread):
+    def run(self):
+        main(0)
+done = []
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "job = threading.Thread(target=main, args=(0,))\njob.start()\njob.join()\nassert not job.is_alive()",
+        "job = Trains()\njob.start()\njob.join()",
+        "with futures.ThreadPoolExecutor(2) as pool: assert list(pool.map(main, [0])) == [0]",
+    ],
+)
+def test_a_training_in_a_thread_is_followed_and_trains_nothing_for_real(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    watched = followed(tmp_path, monkeypatch, f"{ROUNDS}{start}\nassert done == [0]\n")
+    assert watched.missed == ("what its threads take that train at the same time as others",)
+    assert watched.log.step == 4  # rounds: the first three, and the last
+    assert watched.log.ops > 0
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "with futures.ProcessPoolExecutor(2) as pool: assert list(pool.map(main, [0, 1])) == [0, 1]",
+        "from multiprocessing import get_context\nmain(0)\n"
+        "with get_context('fork').Pool(1) as pool: assert pool.map(main, [1]) == [1]",
+        "main(0)\nchild = os.fork()\nif child == 0:\n    main(1)\n    os._exit(0)\nos.waitpid(child, 0)",
+    ],
+)
+def test_of_trainings_in_processes_of_a_pool_the_most_cannot_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    watched = followed(tmp_path, monkeypatch, f"{ROUNDS}{start}\n")
+    assert watched.missed == ("other processes that train as the first one does: each takes as much again",)
+    assert watched.rest_unknown
+
+
+def test_a_script_that_trains_in_a_fork_alone_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = f"{ROUNDS}child = os.fork()\nif child == 0:\n    main(1)\n    os._exit(0)\nos.waitpid(child, 0)\n"
+    with pytest.raises(UsageError, match="it trains in other processes alone"):
+        followed(tmp_path, monkeypatch, body)
+
+
+def test_a_child_that_leaves_the_script_answers_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"{HEAD}import os, sys\nif os.fork() == 0:\n    sys.exit(3)\nassert os.wait()[1] >> 8 == 3\n"
+        "update(*data[:8])\nupdate(*data[:8])\n"
+    )
+    follow = "from stepscope.footprint.script import dry_run_script\n"
+    follow += "from stepscope.record.dry.storage_log import nothing_hidden\n"
+    follow += "try:\n    dry_run_script('train.py', [], nothing_hidden)\nfinally:\n    print('left')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", follow], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=True
+    )
+    assert done.stdout == "left\n"
+
+
+def test_environments_in_processes_are_no_trainings_and_may_wait_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_limit, "_IDLE_S", 0.0)
+    monkeypatch.setattr(time_limit, "_IDLE_CPU_S", 1e-9)
+    body = """
+from multiprocessing import get_context
+class Environment:
+    def step(self, action): return action + 1
+def work(connection):
+    environment = Environment()
+    while True:
+        connection.send(environment.step(connection.recv()))
+mine, other = get_context("fork").Pipe()
+job = get_context("fork").Process(target=work, args=(other,), daemon=True)
+job.start()
+for n in range(3):
+    mine.send(n)
+    assert mine.recv() == n + 1
+    update(*data[:8])
+"""
+    watched = followed(tmp_path, monkeypatch, body)
+    assert watched.missed == ("what processes take that it starts",)
 
 
 @pytest.mark.parametrize("command", ["[sys.executable, *sys.argv, '--child']", "['torchrun', '--nproc', '2', 'x.py']"])

@@ -10,7 +10,7 @@ import pytest
 from tests.fit.test_script import followed
 from tests.fit.test_script_doubts import EVALUATES, LARGE, most
 
-from stepscope.footprint.script_matches import MatchesToBranches
+from stepscope.footprint.script_syntax import MatchesToBranches
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,8 @@ train(100, {flag})
         ("import numpy as np\nsizes = np.array([8] * 50 + [{0}] + [8] * 49)\n"
          "for e in range(100):\n update(*data[: int(sizes[e])])", True),
         ("sizes = (8, {0}, 9)\nfor e in range(99):\n update(*data[: sizes[e // 33]])", True),
+        ("from bisect import bisect\nsizes, ends = (8, {0}, 9), [33, 66]\nfor e in range(99):\n"
+         " update(*data[: sizes[bisect(ends, e)]])", True),
         ("order = [n * 7 % 101 for n in range(101)]\nfor e in range(101):\n order[e]\n update(*data[:{0}])", False),
     ],
 )  # fmt: skip

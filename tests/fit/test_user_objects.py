@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.fit import jobs
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 import stepscope
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.footprint import batch_line
 from stepscope.footprint.jobs import job_of
 from stepscope.footprint.result import FitResult
 from stepscope.record.dry.dry_run import dry_run
@@ -235,3 +237,74 @@ def test_a_step_that_wants_more_than_four_samples_is_measured_with_more() -> Non
     assert result.verdict == "likely fits"
     with pytest.raises(StepscopeError, match="fails on real tensors too: ValueError: 100 to 1000 samples"):
         asked(_refuses(100, 1000), batch=64, memory="8GB")
+
+
+class Sharp(torch.optim.SGD):
+    """Steps after a second look at the loss, as SAM does; what it needs is no argument without a default."""
+
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None, "give a closure"
+        with torch.enable_grad():
+            closure()
+        return super().step()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, Sharp])
+def test_an_optimizer_that_evaluates_the_loss_itself_is_asked_like_any_other(kind: Any) -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    optimizer = kind(model.parameters(), lr=0.1)
+    result = stepscope.fit(model, optimizer, lambda n: torch.randn(n, 16), squares, memory="2GB", options=False)
+    assert (result.method, optimizer.state_dict()["state"]) == ("dry run", {})
+
+
+def test_a_sparse_matrix_of_neighbours_is_no_obstacle() -> None:
+    layer = nn.Linear(16, 8)
+
+    def batch(nodes: int) -> tuple[Tensor, Tensor]:
+        edges = torch.randint(nodes, (2, 3 * nodes))
+        near = torch.sparse_coo_tensor(edges, torch.rand(3 * nodes), (nodes, nodes)).coalesce()
+        return near, torch.rand(nodes, 16)
+
+    class Neighbours(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, near: Tensor, x: Tensor) -> Tensor:
+            product: Tensor = torch.sparse.mm(near, torch.as_tensor(self.layer(x)))
+            return product
+
+    model = Neighbours()
+    job = job_of(model, torch.optim.Adam(model.parameters()), batch, lambda m, b: m(*b).square().mean())
+    assert dry_run(job, 100).peak_bytes == pytest.approx(jobs.really_live(job, 100), rel=0.01)
+
+
+def test_the_sparse_gradient_of_an_embedding_takes_what_it_takes_with_numbers() -> None:
+    layer = nn.EmbeddingBag(5000, 32, mode="sum", sparse=True)
+
+    def batch(samples: int) -> Tensor:
+        return torch.randperm(5000)[: 4 * samples].view(samples, 4)
+
+    job = job_of(layer, torch.optim.SparseAdam(layer.parameters()), batch, squares)
+    said, took = dry_run(job, 500).peak_bytes, jobs.really_live(job, 500)
+    assert said == pytest.approx(took, rel=0.01)
+
+
+class Choosing(nn.Module):
+    """Gives each sample to the layer that is its number: more samples reach more layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(256, 256) for _ in range(32)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (layer(x[number :: len(self.layers)]) for number, layer in enumerate(self.layers) if number < len(x))
+        return torch.cat(list(parts)) + x.sum().item()
+
+
+def test_a_batch_that_small_ones_say_too_much_of_is_measured_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_line, "_TRAINED_HERE", 64_000_000)
+    model = Choosing()
+    job = job_of(model, torch.optim.SGD(model.parameters()), lambda n: torch.randn(n, 256), squares)
+    line = batch_line.measure_batch(job, 512, None)
+    assert line.large[0] == 512

@@ -166,8 +166,8 @@ def print_plan(console: Console, plan: Plan) -> None:
     console.print(
         terminal_table(Table.from_rows("plan", columns, plan.front), "list", title=f"memory against time: {source}")
     )
-    if not plan.complete:
-        console.print("- not every combination was simulated: the search ended after its minute of processor time")
+    if not plan.complete and not plan.time_over:
+        console.print("- combinations that are not expected to be cheaper than the plan were not all simulated")
 
 
 def _seconds(ends: tuple[float, float]) -> str:
@@ -186,10 +186,10 @@ def print_trades(console: Console, trades: Sequence[AllocatorTrade], answer: Fit
             console.print(f"{text} the limit: {', '.join(names)}")
     for trade in trades:
         if trade.cost.missing:
-            console.print(f"{trade.cost.allocator}: {_missing(trade)}")
+            console.print(f"{trade.cost.allocator}: {_unmeasured_text(trade)}")
 
 
-def _missing(trade: AllocatorTrade) -> str:
+def _unmeasured_text(trade: AllocatorTrade) -> str:
     some = trade.cost.peak_bytes is not None
     return f"{'one of its runs was' if some else ''} not measured: {trade.cost.missing}".lstrip()
 

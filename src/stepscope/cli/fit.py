@@ -15,7 +15,7 @@ from stepscope.api.requests import FitRequest
 from stepscope.cli._options import make_command
 from stepscope.cli._script_options import ScriptCommand
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.request import UNITS
+from stepscope.request import UNITS, is_function
 from stepscope.units import bytes_, percent
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _check_request_set_threads(request: FitRequest) -> None:
         import torch
 
         torch.set_num_threads(threads)
-    if request.optimizer is not None and ":" in request.target:
+    if request.optimizer is not None and is_function(request.target):
         raise UsageError("the function chooses the optimizer", "leave --optimizer out")
 
 
@@ -258,7 +258,7 @@ def _build_job_question(
     from stepscope import workloads
     from stepscope.footprint.prediction import JobQuestion, board_has_bf16, platform_of
 
-    if request.batch is not None and ":" not in request.target:
+    if request.batch is not None and not is_function(request.target):
         workloads.find(request.target).refuse_small_batch(request.batch)
     return JobQuestion(
         job,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 
 from torch.utils._pytree import tree_leaves
@@ -57,15 +56,18 @@ def measure_batch(job: Job, batch: int, reserve: Reserve | None) -> BatchLine:
     """Return the line through a batch, or the largest that may be trained here; StepscopeError where none can be."""
     try:
         line = _measure_line(job, reserve)
-        larger = batch
-        while larger > line.large[0] and line.at(larger).high > _TRAINED_HERE:
-            larger //= 2
-        if larger <= line.large[0]:
-            return line
-        if larger == batch:
-            return BatchLine(line.large, (batch, live_peak(_measure_log(job, batch, reserve))))
-        with contextlib.suppress(Exception):  # a step may want batches that are no half of this one
-            return _line_of_larger_batches(job, larger, line, reserve)
+        while line.large[0] < batch:
+            larger = batch
+            while larger > line.large[0] and line.at(larger).high > _TRAINED_HERE:
+                larger //= 2
+            if larger <= line.large[0]:
+                break
+            if larger == batch:
+                return BatchLine(line.large, (batch, live_peak(_measure_log(job, batch, reserve))))
+            try:
+                line = _line_of_larger_batches(job, larger, line, reserve)
+            except Exception:  # a step may want batches that are no half of this one
+                break
         return line
     except StepscopeError:
         raise

@@ -97,11 +97,12 @@ def measured_environment(allocator: str = "default", imports: Iterable[str] = ()
     import torch
 
     threads = torch.get_num_threads()
-    process = empty_process(allocator if _is_allocator_installed(allocator) else "default", threads, imports)
+    process = empty_process(allocator if is_allocator_installed(allocator) else "default", threads, imports)
     return UNMEASURED if process is None else baseline_of_process(process, threads)
 
 
-def _is_allocator_installed(allocator: str) -> bool:
+def is_allocator_installed(allocator: str) -> bool:
+    """Return whether a process can be started with it."""
     try:
         child_environment(allocator)
     except MissingDependency:

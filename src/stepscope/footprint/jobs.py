@@ -251,8 +251,8 @@ def _model_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def job_of_target(target: str, optimizer: str | None, precision: str = "float32", numbers: bool = True) -> Job:
-    """Return the training of "module:function", or of a workload by its name, in a precision that `fit` knows."""
-    if ":" in target:
+    """Return the training of module:function, or of a workload (file.py:name), in a precision that `fit` knows."""
+    if ":" in target and not _names_workloads(Path(target.rpartition(":")[0])):
         job = job_of_function(target, numbers)
     else:
         from stepscope import workloads
@@ -267,6 +267,11 @@ def job_of_target(target: str, optimizer: str | None, precision: str = "float32"
         return model, bf16(model, optimizers)
 
     return replace(job, build=build)
+
+
+def _names_workloads(path: Path) -> bool:
+    """Return whether a file is one of workloads; it is not imported: a script would begin to train."""
+    return path.suffix == ".py" and path.is_file() and "WORKLOADS" in path.read_text(encoding="utf-8", errors="replace")
 
 
 def workload_job(workload: Workload, optimizer: str | None = None) -> Job:

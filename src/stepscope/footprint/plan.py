@@ -31,12 +31,12 @@ from stepscope.analysis.memory.limits import (
 )
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import transforms
+from stepscope.footprint.calibration import is_allocator_installed
 from stepscope.footprint.prediction import JobQuestion, reasons_for_doubt
 from stepscope.footprint.result import LivePeak
 from stepscope.footprint.savings import chosen_segments
 from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.footprint.transforms import CHANGES, Variant
-from stepscope.record.c_allocators import child_environment
 from stepscope.record.dry.allocator_costs import StepCost
 from stepscope.record.dry.dry_run import DryRunStopped, model_of
 
@@ -61,10 +61,15 @@ class StepTime:
     def of(self, batch: int, parts: int) -> tuple[float, float]:
         """Least and most seconds of an update made of so many passes: the farther from the two, the less is known."""
         small, large = self.samples
-        weight = (batch / parts - small) / (large - small)
+        samples = batch / parts
+        weight = (samples - small) / (large - small)
         # beyond the two: more samples take no less, and no more than in proportion, because what is fixed is no gain
-        least = max(self.small_s[0], self.large_s[0]) if weight > 1 else 0.0
-        most = max(least, self.large_s[2] * batch / parts / large) if weight > 1 else math.inf
+        least, most = 0.0, math.inf
+        if weight > 1:
+            least = max(self.small_s[0], self.large_s[0])
+            most = max(least, self.large_s[2] * samples / large)
+        elif weight < 0:
+            least, most = self.small_s[0] * samples / small, self.small_s[2]
         ends = (sorted(part * cost[end] for end in (0, 2)) for part, cost in self._parts(weight))
         low, high = (min(max(sum(pair), least), most) for pair in zip(*ends, strict=True))
         return parts * low, parts * high
@@ -248,7 +253,7 @@ class Search:
         if self.simulator.on_gpu:
             return {self._question.allocator: self.simulator.allocator}
         own = self._question.allocator
-        return {name: by for name, by in ALLOCATORS.items() if name == own or _is_allocator_installed(name)}
+        return {name: by for name, by in ALLOCATORS.items() if name == own or is_allocator_installed(name)}
 
     def combinations(self, changes: tuple[str, ...]) -> list[Variant]:
         """Return every combination with one of these changes of the training."""
@@ -293,7 +298,7 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: 
         combinations = search.combinations(tuple(change for change in changes if evaluator.possible(change)))
         if combinations and not _finds_cheapest_in_time(evaluator, combinations):
             time_over = True
-        if any(candidate is not None and _fits(candidate) for candidate in evaluator.candidates.values()):
+        if any(candidate is not None and _candidate_fits(candidate) for candidate in evaluator.candidates.values()):
             break
     for settings in sorted(combinations, key=evaluator.expected):  # the trade beside the answer, while there is time
         if evaluator.took_s > _PICTURE_S:
@@ -301,9 +306,9 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: 
         evaluator.candidate_for(settings)
     candidates = [candidate for candidate in evaluator.candidates.values() if candidate is not None]
     if len(question.limit.all) > 1 and candidates:  # compared by one account
-        account = search.deciding_account((_best(candidates) or candidates[0]).settings, question.limit)
+        account = search.deciding_account((_best_candidate(candidates) or candidates[0]).settings, question.limit)
         candidates = [replace(choice, process=search.process(choice.settings, account)) for choice in candidates]
-    chosen = _best(candidates)
+    chosen = _best_candidate(candidates)
     complete = all(settings in evaluator.candidates for settings in combinations)
     return Plan(
         question.batch, chosen, tuple(_pareto_front(candidates)), tuple(candidates), step_time, complete,
@@ -327,16 +332,16 @@ def with_measured_times(plan: Plan, steps: Callable[[Variant], StepCost]) -> Pla
             wall_s = steps(best.settings).wall_s
         except StepscopeError as error:
             failures[best.settings] = f"real steps failed here of '{best.settings.words}': {error}"
-            best = _best(choice for choice in candidates if choice.settings not in failures)
+            best = _best_candidate(choice for choice in candidates if choice.settings not in failures)
             continue
         run.append(replace(best, seconds=(min(wall_s), max(wall_s)), timed=True))
         candidates = [
             run[-1] if other == best else _with_corrected_seconds(other, best, run[-1]) for other in candidates
         ]
-        best = _best(choice for choice in candidates if choice.settings not in failures)
+        best = _best_candidate(choice for choice in candidates if choice.settings not in failures)
     return replace(
-        plan, chosen=_best(run) or plan.chosen, front=tuple(_pareto_front(candidates)), candidates=tuple(candidates),
-        failures=tuple(failures.values()),
+        plan, chosen=_best_candidate(run) or plan.chosen, front=tuple(_pareto_front(candidates)),
+        candidates=tuple(candidates), failures=tuple(failures.values()),
     )  # fmt: skip
 
 
@@ -349,13 +354,13 @@ def _with_corrected_seconds(candidate: Candidate, by_line: Candidate, run: Candi
     return replace(candidate, seconds=(low * factor, high * factor))
 
 
-def _best(candidates: Iterable[Candidate]) -> Candidate | None:
+def _best_candidate(candidates: Iterable[Candidate]) -> Candidate | None:
     """Return the cheapest of those that fit most surely; one that changes the training only where no other fits."""
 
     def order(choice: Candidate) -> tuple[bool, int, float]:
         return bool(choice.settings.change), VERDICTS.index(choice.verdict), choice.price
 
-    return min((candidate for candidate in candidates if _fits(candidate)), key=order, default=None)
+    return min((candidate for candidate in candidates if _candidate_fits(candidate)), key=order, default=None)
 
 
 class _CandidateEvaluator:
@@ -387,11 +392,11 @@ class _CandidateEvaluator:
         allocators = self._search.allocators
         smallest = self._search.smallest(change)
         candidates = [self.candidate_for(replace(choice, allocator=name)) for choice in smallest for name in allocators]
-        return any(candidate is None or _fits(candidate) for candidate in candidates)
+        return any(candidate is None or _candidate_fits(candidate) for candidate in candidates)
 
     def fits(self, settings: Variant) -> bool:
         candidate = self.candidate_for(settings)
-        return candidate is not None and _fits(candidate)
+        return candidate is not None and _candidate_fits(candidate)
 
     def fails(self, settings: Variant) -> bool:
         """Return whether it is known without another dry run that it does not fit."""
@@ -404,13 +409,10 @@ class _CandidateEvaluator:
             return False
         if any(choice.parts >= settings.parts and not self.fits(choice) for choice in same):
             return True
-        return self._line_is_beyond_any_limit(settings, same)
-
-    def _line_is_beyond_any_limit(self, settings: Variant, same: list[Variant]) -> bool:
-        """Whether a line in the samples of a pass, through the nearest that are known, is beyond a limit by far."""
         return any(self._line_is_beyond(single, settings, same) for single in self._limit.all)
 
     def _line_is_beyond(self, limit: Limit, settings: Variant, same: list[Variant]) -> bool:
+        """Whether a line in the samples of a pass, through the nearest that are known, is beyond a limit by far."""
         highs = {1 / choice.parts: self._search.process(choice, limit.account).high for choice in same}
         at = 1 / settings.parts
         below = max((x for x in highs if x < at), default=None)
@@ -434,12 +436,12 @@ def _finds_cheapest_in_time(evaluator: _CandidateEvaluator, combinations: list[V
             # Fails even this, then so do those with fewer, but for one.
             evaluator.candidate_for(replace(settings, parts=smallest))
         candidate = None if evaluator.fails(settings) else evaluator.candidate_for(settings)
-        if candidate is not None and _fits(candidate) and (best is None or candidate.price < best.price):
+        if candidate is not None and _candidate_fits(candidate) and (best is None or candidate.price < best.price):
             best = candidate
     return True
 
 
-def _fits(candidate: Candidate) -> bool:
+def _candidate_fits(candidate: Candidate) -> bool:
     return VERDICTS.index(candidate.verdict) < VERDICTS.index("too close")
 
 
@@ -447,14 +449,6 @@ def changes_of(question: JobQuestion) -> tuple[str, ...]:
     """Return the names of the changes of the training that its device can do."""
     has_bf16 = question.platform.native_bf16 if question.has_bf16 is None else question.has_bf16
     return tuple(name for name in CHANGES if name != "bf16" or has_bf16)
-
-
-def _is_allocator_installed(allocator: str) -> bool:
-    try:
-        child_environment(allocator)
-    except StepscopeError:
-        return False
-    return True
 
 
 def _pareto_front(candidates: list[Candidate]) -> Iterator[Candidate]:

@@ -30,19 +30,18 @@ from stepscope.errors import StepscopeError, UsageError, script_not_found_error
 from stepscope.footprint.real_steps import EndOfSteps, as_main, killed_first
 from stepscope.footprint.script_exit import ScriptExit, keep_random_states, preserve_process_state
 from stepscope.footprint.script_files import ScriptFiles
-from stepscope.footprint.script_loaders import Loaders, next_or_omitted
+from stepscope.footprint.script_loaders import Loaders
 from stepscope.footprint.script_loops import KEPT_FOR_EVER, BranchSide, Loops
 from stepscope.footprint.script_memory import ScriptMemory, count_joined_arrays, imports_of_script
 from stepscope.footprint.script_modules import UserModules, clear_module_objects
-from stepscope.footprint.script_processes import Processes
+from stepscope.footprint.script_processes import Processes, Ranks
 from stepscope.footprint.script_progress import Growth, Progress, note_compiled_models, temporary_attribute
-from stepscope.footprint.script_ranks import Ranks
-from stepscope.footprint.script_rewriter import NEXT, install_for_scripts
+from stepscope.footprint.script_rewriter import install_for_scripts
 from stepscope.footprint.simulator import LoaderMemory
 from stepscope.footprint.time_limit import TimeLimit, TimeLimitReached, time_limit_cause
 from stepscope.record.dry.dry_run import STEPS, DryRunStopped, made_up_number, preserve_rng_and_hide_warnings
 from stepscope.record.dry.fake_numbers import FakeMode, arrays_of_fakes
-from stepscope.record.dry.storage_log import EVALUATION, NEEDS_NUMBERS, Rule, StorageLog, nothing_hidden
+from stepscope.record.dry.storage_log import EVALUATION, NEEDS_NUMBERS, NO_SAVED_HOOKS, Rule, StorageLog, nothing_hidden
 from stepscope.record.fault_boundary import is_foreign
 from stepscope.units import bytes_
 
@@ -85,13 +84,18 @@ def dry_run_script(target: str, arguments: Sequence[str], hidden: Rule) -> Scrip
     if not Path(target).is_file():
         raise script_not_found_error(target)
     began = time.perf_counter()
-    follower = Follower(StorageLog(hidden, value_of=_made_up_number), target, fake=True)
-    stopped = None
+    follower, stopped = Follower(target, hidden), None
     try:
-        follower.run(arguments)
+        try:
+            follower.run(arguments)
+        except DryRunStopped as stop:
+            if NO_SAVED_HOOKS not in stop.reason:
+                raise
+            follower = Follower(target, hidden, sees_saved=False)
+            follower.run(arguments)
     except DryRunStopped as stop:
         stopped = str(stop)
-        follower = Follower(StorageLog(nothing_hidden), target, fake=False)
+        follower = Follower(target, None)
         with killed_first():
             follower.run(arguments)
     watched = ScriptLog(
@@ -99,13 +103,13 @@ def dry_run_script(target: str, arguments: Sequence[str], hidden: Rule) -> Scrip
         stopped,
         time.perf_counter() - began,
         tuple(follower.progress.missed),
-        imports_of_script(Path(target), follower.imported),
+        imports_of_script(Path(target), follower.memory.imported),
         follower.loading(),
         follower.progress.rest_unknown,
         presumed=tuple(follower.loops.presumed),
     )
     writes = {name.partition(".")[0] for name in watched.imports} & _WRITE_BELOW  # where nobody hears of it
-    if stopped is not None or not follower.loops.unseen or follower.used_s > _MOST_FOR_ANOTHER_S or writes:
+    if stopped is not None or not follower.loops.unseen or follower.time_limit.used > _MOST_FOR_ANOTHER_S or writes:
         return watched
     return replace(_follow_unseen_branches(watched, follower, arguments, hidden), seconds=time.perf_counter() - began)
 
@@ -118,7 +122,7 @@ def _follow_unseen_branches(watched: ScriptLog, before: Follower, arguments: Seq
     """
     forced, left_s = dict(before.loops.unseen), _MOST_FOR_ANOTHER_S
     while forced and left_s > 0:
-        again = Follower(StorageLog(hidden, value_of=_made_up_number), before.target, True, SecondPass(forced, left_s))
+        again = Follower(before.target, hidden, SecondPass(forced, left_s), before.sees_saved)
         with (
             contextlib.suppress(DryRunStopped, StepscopeError),
             Path(os.devnull).open("w", encoding="utf-8") as nowhere,
@@ -144,7 +148,7 @@ def _follow_unseen_branches(watched: ScriptLog, before: Follower, arguments: Seq
         if not followed:
             break
         del forced[list(followed)[-1]]
-        left_s -= again.used_s
+        left_s -= again.time_limit.used
     return watched
 
 
@@ -158,15 +162,20 @@ class SecondPass(NamedTuple):
 class Follower:
     """One run of a script, and what is seen of it."""
 
-    def __init__(self, log: StorageLog, target: str, fake: bool, second: SecondPass | None = None) -> None:
-        self.log, self.progress = log, Progress(log)
+    def __init__(
+        self, target: str, hidden: Rule | None, second: SecondPass | None = None, sees_saved: bool = True
+    ) -> None:
+        """hidden: what kernels of fake tensors allocate; None: on real tensors. sees_saved: what autograd saves."""
+        fake = hidden is not None
+        self.log = StorageLog(hidden or nothing_hidden, _made_up_number if fake else None, sees_saved)
+        self.progress, self.sees_saved = Progress(self.log), sees_saved
         self.target, self._fake = target, fake
         self._path = str(Path(target).absolute())  # the script may change its folder
         self.whole = False  # whether it came to its end, or made as many updates as it may
-        self._time_limit = TimeLimit(self._path, None if second is None else second.most_s)
-        self._memory = ScriptMemory(self.progress, self._path, fake)
-        self.loops = Loops(self.progress, self._memory.note_arrays_after_loop, {} if second is None else second.forced)
-        self._names = {**self.loops.functions_for_script(self._time_limit.check), NEXT: next_or_omitted}
+        self.time_limit = TimeLimit(self._path, None if second is None else second.most_s)
+        self.memory = ScriptMemory(self.progress, self._path, fake)
+        forced = {} if second is None else second.forced
+        self.loops = Loops(self.progress, self.memory.note_arrays_after_loop, forced, self.time_limit.check)
         self.progress.last_rounds += second is not None
         self._files = ScriptFiles(self.progress, alone=second is not None)
         self._loaders, self._updated = Loaders(self.progress), Growth(self.progress, looks=False)
@@ -181,15 +190,15 @@ class Follower:
         mode: Any = FakeMode() if self._fake else contextlib.nullcontext()
         try:
             with (
-                self._memory.measure(), preserve_rng_and_hide_warnings(), preserve_process_state(),
+                self.memory.measure(), preserve_rng_and_hide_warnings(), preserve_process_state(),
                 as_main(self.target, arguments),
                 self._files.intercept() as files,
                 UserModules(self.loops.rewriter.transform, files, self.target).intercept(),
-                install_for_scripts(self._names),
-                self._loaders.followed_loaders(), self._memory.split_imports(), self._processes.intercept(),
+                install_for_scripts(self.loops),
+                self._loaders.followed_loaders(), self.memory.split_imports(), self._processes.intercept(),
                 note_compiled_models(self.progress), self._exit.intercept(), keep_random_states(),
                 self._count_updates(), mode, self.log,
-                self._time_limit.interrupt_at_limit(), arrays_of_fakes(self._count_value_read),
+                self.time_limit.interrupt_at_limit(), arrays_of_fakes(self._count_value_read),
                 count_joined_arrays(self.progress),
             ):  # fmt: skip
                 self._execute_script()
@@ -200,10 +209,10 @@ class Follower:
             self.whole = True
             self._note_unseen_evaluation()
         except SystemExit as end:
-            self.whole = end.code in (None, 0)
-            if end.code not in (None, 0) and self._fake and (end.code != _USAGE or self.progress.updates):
+            self.whole = end.code in (None, 0) or isinstance(end.code, float)  # a loss that main() returns
+            if not self.whole and self._fake and (end.code != _USAGE or self.progress.updates):
                 self._handle_stopped_dry_run(f"the script left with {end.code}", end)
-            if end.code not in (None, 0) and self.progress.updates == 0:
+            if not self.whole and self.progress.updates == 0:
                 raise UsageError(
                     f"'{self.target}' left with {end.code} before it trained anything",
                     f"its own arguments stand behind it: stepscope fit {self.target} --epochs 1",
@@ -215,24 +224,15 @@ class Follower:
             self.progress.note_missed(f"what the script does without an op that needs numbers, at {place}")
             self.progress.rest_unknown = True
         if self.progress.updates == 0:
+            where = "in other processes alone" if self._processes.trained.value else "nothing that can be seen"
             raise UsageError(
-                f"'{self.target}' ended without an optimizer step: it trains nothing that can be seen",
-                "give a script that trains, or module:function",
+                f"'{self.target}' ended without an optimizer step: it trains {where}",
+                "give a script that trains by itself, or module:function",
             )
-
-    @property
-    def used_s(self) -> float:
-        """Return the processor time that it took, s."""
-        return self._time_limit.used
-
-    @property
-    def imported(self) -> set[str]:
-        """Return the modules that its imports brought along."""
-        return self._memory.imported
 
     def loading(self) -> LoaderMemory:
         """Return what its loaders of data and its arrays take."""
-        return replace(self._loaders.loading, arrays=self._memory.arrays, earlier=self._memory.earlier)
+        return replace(self._loaders.loading, arrays=self.memory.arrays, earlier=self.memory.earlier)
 
     def _execute_script(self) -> None:
         """Run the script as `python script` would, with its loops cut."""
@@ -242,14 +242,10 @@ class Follower:
         plain = sys.modules["__main__"]
         sys.modules["__main__"] = module
         try:
-            try:
+            with self._exit.take_place():
                 exec(code, module.__dict__)
-            except SystemExit:
-                self._exit.run()
-                raise
-            self._exit.run()
         finally:
-            self._memory.measure_later_growth()
+            self.memory.measure_later_growth()
             sys.modules["__main__"] = plain
             clear_module_objects(module)
 
@@ -295,8 +291,12 @@ class Follower:
             self._handle_stopped_dry_run(f"{self._script_line_of_error(error)}{type(error).__name__}: {reason}", error)
         else:
             hint = f"python {self.target} shows it in full"
-            if isinstance(error, EOFError):
+            if self._processes.refused:
+                hint = f"fit does not run {self._processes.refused[-1]!r}: run first what it needs of that"
+            elif isinstance(error, EOFError):
                 hint = f"it reads standard input: stepscope fit {self.target} < FILE gives it some"
+            elif "attempted relative import" in str(error):
+                hint = "it is a module of a package: give a script beside the package that imports it and calls it"
             elif "RANK" in str(error):
                 hint = f"it is for a launcher: RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 stepscope fit {self.target}"
             how = "without the other members of its process group" if self._ranks.others else "by itself"
@@ -364,8 +364,8 @@ class Follower:
         self._updated.note()
         self._processes.note_running()
         if self.progress.updates == 1:
-            self._memory.measure_first_update()
-            self._time_limit.note_first_update()
+            self.memory.measure_first_update()
+            self.time_limit.note_first_update()
         if not self._fake and self.progress.updates >= STEPS:
             self.progress.note_missed(f"what comes after {STEPS} updates, since fake tensors cannot run it")
             return True
@@ -373,10 +373,10 @@ class Follower:
 
     def _has_followed_enough(self) -> bool:
         """Return whether it was followed for long enough; then what comes is missed."""
-        over = self._time_limit.used >= self._time_limit.most_s
+        over = self.time_limit.used >= self.time_limit.most_s
         if self.progress.updates < self.progress.allowed and not over:
             return False
-        why = f": {self._time_limit.most_s:.0f} s of processor time are over" if over else ""
+        why = f": {self.time_limit.most_s:.0f} s of processor time are over" if over else ""
         self.progress.note_missed(f"what comes after {self.progress.updates} updates{why}")
         # By a function that `map` calls, say: no loop of the script's.
         if self._updated.bytes_per_round > KEPT_FOR_EVER:

@@ -59,7 +59,23 @@ class ScriptExit:
                 stack.enter_context(temporary_attribute(os, name, functools.partial(end, name)))
             yield
 
-    def run(self) -> None:
+    @contextlib.contextmanager
+    def take_place(self) -> Iterator[None]:
+        """Run what was registered where the script ends; a child that it has forked ends there, before what is ours."""
+        process, code = os.getpid(), 1
+        try:
+            yield
+            code = 0
+            self._run()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            self._run()
+            raise
+        finally:
+            if os.getpid() != process:
+                os._exit(code)
+
+    def _run(self) -> None:
         """Run what was registered, the last first; as in Python, one that fails does not hold up the others."""
         while self._registered:
             function, arguments, options = self._registered.pop()
@@ -82,7 +98,8 @@ def preserve_process_state() -> Iterator[None]:
     """Give back what a script sets in this process; meanwhile trackers of experiments are off."""
     numpy, logger = sys.modules.get("numpy"), logging.getLogger()
     environment, handlers, level = dict(os.environ), list(logger.handlers), logger.level
-    random_state, numbers = random.getstate(), None
+    random_state, numbers, mask = random.getstate(), None, os.umask(0)
+    os.umask(mask)
     if numpy is not None:
         name, key, *others = numpy.random.get_state()
         numbers = (name, key.tolist(), *others)  # no array of ours is there to be counted
@@ -93,6 +110,7 @@ def preserve_process_state() -> Iterator[None]:
     try:
         yield
     finally:
+        os.umask(mask)
         os.environ.clear()
         os.environ.update(environment)
         logger.handlers[:] = handlers

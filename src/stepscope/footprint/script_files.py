@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import copy
 import functools
 import glob
 import importlib
@@ -16,26 +17,29 @@ import importlib.util
 import io
 import os
 import pathlib
+import pickle
 import shutil
 import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from stepscope.footprint.script_overlay import Overlay
 from stepscope.footprint.script_progress import Progress, temporary_attribute
-from stepscope.footprint.script_tensor_files import make_restorer
 from stepscope.footprint.script_write_guard import guard_writes
 from stepscope.record.dry.storage_log import SAVING
 
 _RECORDS = 1024  # B of a saved file beside its tensors, at the least
 _SCRIPTED: Any = vars(torch.jit)["RecursiveScriptModule"]
+_KEPT_WHOLE = 1024  # B: a smaller tensor keeps its numbers, as a count of steps
 _PROFILE = torch.autograd.profiler.profile  # its traces are written below Python
 
 
@@ -57,7 +61,8 @@ class ScriptFiles:
             stack.callback(_give_back_plain_calls, replacements)
             for owner, name, value in (
                 *_references_in_modules(files, of_system), *of_system, (os, "system", self._skip_os_system),
-                (builtins, "open", files.open), (io, "open", files.open), (io, "open_code", files.open_code),
+                (builtins, "open", files.open), (io, "open", files.open),
+                (io, "open_code", lambda path: files.open(path, "rb")),
                 (torch._C, "PyTorchFileWriter", files.redirect_file_argument(torch._C.PyTorchFileWriter, 0, "w")),
                 (_PROFILE, "export_chrome_trace",
                  files.redirect_file_argument(_PROFILE.export_chrome_trace, 1, "w", "path")),
@@ -71,13 +76,15 @@ class ScriptFiles:
                 (torch.jit, "save", files.redirect_file_argument(torch.jit.save, 1, "w", "f")),
                 (torch.jit, "load", files.redirect_file_argument(torch.jit.load, 0, "r", "f")),
                 (_SCRIPTED, "save", files.redirect_file_argument(_SCRIPTED.save, 1, "w", "f")),
-                *self._safetensors_replacements(files),
+                (FakeTensor, "__reduce_ex__", self._reducer()), *self._safetensors_replacements(files),
             ):  # fmt: skip
                 replacements[id(value)] = value, getattr(owner, name)
                 stack.enter_context(temporary_attribute(owner, name, value))
             self._watch_imports(files, stack)
             with guard_writes(files, self._alone):
                 yield files
+                for name in files.larger_unread_files() if self._progress.omitted_any else ():
+                    self._progress.note_missed(f"rounds that read larger files, as {name}")
 
     def _safetensors_replacements(self, files: Overlay) -> _Calls:
         if importlib.util.find_spec("safetensors") is None:
@@ -116,6 +123,14 @@ class ScriptFiles:
     def _skip_os_system(self, command: Any) -> int:
         self._progress.note_missed("what os.system runs: it is not run")
         return 0
+
+    def _reducer(self) -> Callable[..., Any]:
+        def reduce(tensor: Tensor, _protocol: int) -> Any:
+            """Have pickle write sizes and types, and say that numbers would take memory."""
+            self._progress.note_missed("what pickle takes of tensors")
+            return _strided_sizes(tensor).new_tensor, ({},)
+
+        return reduce
 
     def _save(self, files: Overlay, obj: Any, f: Any, *_more: Any, **_options: Any) -> None:
         size = sum(leaf.nbytes for leaf in tree_leaves(obj) if isinstance(leaf, Tensor))
@@ -211,14 +226,16 @@ def _os_replacements(files: Overlay) -> _Calls:
         "remove": files.remove_file, "unlink": files.remove_file, "rmdir": files.remove_folder,
         "mkdir": files.make_folder, "rename": files.move_path, "replace": files.move_path,
         "link": files.make_hard_link, "symlink": files.make_symlink, "readlink": files.read_link,
-        "mkfifo": files.make_pipe,
+        "mkfifo": files.make_pipe, "mknod": lambda path, *_more, **_options: files.open(path, "x").close(),
         "listdir": files.list_folder, "scandir": files.scanned, "access": files.accessible, "truncate": files.truncate,
         "getcwd": files.current_folder, "chown": files.change_nothing, "lchown": files.change_nothing,
         **{name: functools.partial(files.wrap_metadata_change(getattr(os, name))) for name in ("chmod", "utime")},
     }  # fmt: skip
     of_os: dict[str, Callable[..., Any]] = {
-        "open": files.open_descriptor, "chdir": files.change_folder, "getcwdb": files.current_folder_bytes,
+        "open": files.open_descriptor, "chdir": files.change_folder,
+        "getcwdb": lambda: os.fsencode(files.current_folder()),
         "statvfs": functools.partial(files.wrap_stat(os.statvfs)),
+        **dict.fromkeys(("fchmod", "fchown", "setxattr", "removexattr"), files.change_nothing),
     }  # fmt: skip
     calls: _Calls = [(os, name, value) for name, value in {**for_all, **of_os}.items() if hasattr(os, name)]
     accessor: Any = getattr(pathlib, "_NormalAccessor", None)
@@ -258,3 +275,85 @@ def _redirect_library_files(library: str, files: Overlay, stack: contextlib.Exit
             table.keys()  # fills it
             openers = {**table._file_openers, None: files.open}
             stack.enter_context(temporary_attribute(table, "_file_openers", openers))
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """A tensor without its storage; tensors of one storage have one again."""
+
+    kind: type | None  # of a parameter
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    learns: bool
+    storage: int
+    elements: int  # of the storage
+
+    def new_tensor(self, storages: dict[tuple[int, torch.dtype], Tensor]) -> Tensor:
+        """Return a new tensor like it."""
+        key = self.storage, self.dtype
+        if key not in storages:
+            storages[key] = torch.zeros(self.elements, dtype=self.dtype, device=self.device)
+        tensor = storages[key].as_strided(self.shape, self.stride, self.offset)
+        return nn.Parameter(tensor, self.learns) if self.kind is not None else tensor.requires_grad_(self.learns)
+
+
+def make_restorer(content: Any) -> Callable[[], Any]:
+    """Return what gives content back, with other tensors: it keeps none, but for small ones; arrays it keeps."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump(content)
+    except Exception:  # content that torch.save would refuse, or that __reduce__ of somebody's cannot give
+        return functools.partial(copy.deepcopy, content)
+    return functools.partial(_loaded, file.getvalue(), pickler.contents)
+
+
+def _loaded(written: bytes, contents: list[Any]) -> Any:
+    return _Unpickler(io.BytesIO(written), contents).load()
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.contents: list[Any] = []
+        self._places: dict[int, int] = {}
+
+    def persistent_id(self, thing: Any) -> int | None:
+        if not (isinstance(thing, Tensor) or hasattr(type(thing), "__array_interface__")):
+            return None
+        if id(thing) not in self._places:
+            self._places[id(thing)] = len(self.contents)
+            self.contents.append(_sizes_of(thing) if isinstance(thing, Tensor) else thing)
+        return self._places[id(thing)]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, contents: list[Any]) -> None:
+        super().__init__(file)
+        self._contents, self._restored = contents, dict[int, Any]()
+        self._storages: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def persistent_load(self, place: Any) -> Any:
+        if place not in self._restored:
+            content = self._contents[place]
+            restored = content.new_tensor(self._storages) if isinstance(content, _Sizes) else copy.deepcopy(content)
+            self._restored[place] = restored
+        return self._restored[place]
+
+
+def _sizes_of(tensor: Tensor) -> _Sizes | Tensor:
+    if tensor.layout is not torch.strided or tensor.nbytes <= _KEPT_WHOLE:
+        return tensor.detach() if tensor.grad_fn is not None else tensor
+    return _strided_sizes(tensor)
+
+
+def _strided_sizes(tensor: Tensor) -> _Sizes:
+    storage = tensor.untyped_storage()
+    return _Sizes(
+        nn.Parameter if isinstance(tensor, nn.Parameter) else None, tuple(tensor.shape), tensor.stride(),
+        int(tensor.storage_offset()), tensor.dtype, tensor.device, tensor.requires_grad, storage._cdata,
+        storage.nbytes() // tensor.element_size(),
+    )  # fmt: skip

@@ -9,7 +9,6 @@ import itertools
 import math
 import sys
 import time
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from stepscope.footprint.script_loop_items import batch_sizes, tensors_of
 from stepscope.footprint.script_memory import object_bytes
@@ -55,8 +55,9 @@ class Loaders:
         def length(loader: DataLoader[Any]) -> int:
             """Tell a library as many batches as it gets: it evaluates after the last. The script hears the truth."""
             whole = plain(loader)
-            frame = sys._getframe(1)
-            by_library = not isinstance(loader.dataset, IterableDataset) and _is_library(frame) and not _is_bar(frame)
+            caller = sys._getframe(1).f_code.co_filename  # a progress bar only shows how far a loop is
+            of_library = any(part in caller for part in INSTALLED) and _PROGRESS_BARS.isdisjoint(Path(caller).parts)
+            by_library = of_library and not isinstance(loader.dataset, IterableDataset)
             self._state(loader).shortened |= by_library
             return min(whole, _FIRST + 1) if by_library else whole
 
@@ -103,7 +104,7 @@ class Loaders:
             self._progress.omitted_any = True
 
         state.skipped = 0
-        batches = _iterator_of(_loader_without_workers(state.loader, goes_on, skip, self._progress))
+        batches = _SingleProcessDataLoaderIter(_loader_without_workers(state.loader, goes_on, skip, self._progress))
         for number in itertools.count():
             growth.note()
             if isinstance(state.loader.dataset, IterableDataset) and not goes_on(number):
@@ -246,8 +247,8 @@ def _loader_without_workers(
     if not isinstance(loader.dataset, IterableDataset):
         sampler = "batch_sampler" if loader.batch_sampler is not None else "sampler"
         with unset_fake_temporarily():
-            same.__dict__[sampler] = order = _ReducedSampler(loader.dataset, getattr(loader, sampler), goes_on, skip)
-            order.end_with(progress.last_rounds)
+            order = _ReducedSampler(loader.dataset, getattr(loader, sampler), goes_on, skip, progress.last_rounds)
+            same.__dict__[sampler] = order
         if order.goes_on_for_ever:
             progress.note_missed("a sampler without an end in sight, beyond its first batches")
     stacks = loader.batch_sampler is not None and loader.collate_fn is default_collate
@@ -275,8 +276,9 @@ class _ReducedSampler:
     """The batches of a sampler that are handed out: those with which it `goes_on`, the longest and the last."""
 
     def __init__(
-        self, data: Any, sampler: Any, goes_on: Callable[[int], bool], skip: Callable[[int], None]
-    ) -> None:  # fmt: skip
+        self, data: Any, sampler: Any, goes_on: Callable[[int], bool], skip: Callable[[int], None], last: int
+    ) -> None:
+        """last: how many batches are handed out at the end."""
         self._goes_on, self._skip = goes_on, skip
         self._rest: Iterator[Any] = iter(())
         self._samples = 0
@@ -288,16 +290,13 @@ class _ReducedSampler:
             self._samples = min(samples, len(data) if hasattr(data, "__len__") else samples)  # it may take some twice
         else:
             self._rest = iter(sampler)
-            self._batches = list(_first(self._rest, _length(sampler)))
+            self._batches = list(_first_batches(self._rest, _length(sampler)))
             lengths = [len(batch) if hasattr(batch, "__len__") else 0 for batch in self._batches]
             self._at_least = {len(lengths) - 1, lengths.index(max(lengths))} if lengths else set()
+        self._at_least.update(range(max(0, len(self._batches) - last), len(self._batches)))
         ahead = next(self._rest, _NOTHING)
         self.goes_on_for_ever = ahead is not _NOTHING
         self._rest = itertools.chain([ahead], self._rest)
-
-    def end_with(self, count: int) -> None:
-        """Hand out so many batches at the end."""
-        self._at_least.update(range(max(0, len(self._batches) - count), len(self._batches)))
 
     def __iter__(self) -> Iterator[Any]:
         if self.goes_on_for_ever:
@@ -343,7 +342,7 @@ def _length(sampler: Any) -> int | None:
         return None
 
 
-def _first(batches: Iterator[Any], most: int | None) -> Iterator[Any]:
+def _first_batches(batches: Iterator[Any], most: int | None) -> Iterator[Any]:
     """Yield the batches of a sampler: as many as it says, or those of so many samples that it must have an end."""
     samples = 0
     for batch in itertools.islice(batches, _MOST_LISTED if most is None else min(most, _MOST_LISTED)):
@@ -353,19 +352,4 @@ def _first(batches: Iterator[Any], most: int | None) -> Iterator[Any]:
             return
 
 
-def _is_library(frame: types.FrameType) -> bool:
-    return any(part in frame.f_code.co_filename for part in INSTALLED)
-
-
-def _is_bar(frame: types.FrameType) -> bool:
-    """Return whether this is code of a progress bar, which only shows how far a loop is."""
-    return not _PROGRESS_BARS.isdisjoint(Path(frame.f_code.co_filename).parts)
-
-
 _PROGRESS_BARS = frozenset(("tqdm", "rich", "alive_progress", "progressbar", "fastprogress", "enlighten"))
-
-
-def _iterator_of(loader: DataLoader[Any]) -> Any:
-    from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
-
-    return _SingleProcessDataLoaderIter(loader)

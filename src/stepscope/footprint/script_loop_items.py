@@ -131,8 +131,8 @@ class Picks:
 
     def note(self, place: int, items: Any, key: Any, otherwise: Any) -> None:
         """Note that a place in the script picks an item, or a slice; otherwise: the item where there is none."""
-        values = _listed(items)
-        if values is None:
+        values = _items_of_container(items)
+        if values is None or hasattr(key, "dtype"):  # an array picks many: batches of an order
             return
         if self._looked.get(place) != (id(items), len(values)) and self._compared[place] < _MOST_COMPARED:
             self._looked[place] = id(items), len(values)
@@ -150,7 +150,7 @@ class Picks:
         return self._largest[place] > self._picked[place] * _LARGER
 
 
-def _listed(items: Any) -> Sequence[Any] | None:
+def _items_of_container(items: Any) -> Sequence[Any] | None:
     """Return what a container holds, where it is one of many items; of arrays numbers that are sizes."""
     if isinstance(items, (list, tuple)):
         return items

@@ -8,7 +8,6 @@ What runs only in rounds that were omitted is followed in another pass, in a las
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import time
 from collections import Counter
@@ -16,23 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from stepscope.footprint.script_loaders import next_or_omitted
 from stepscope.footprint.script_loop_items import FollowedItems, Picks, RoundLikeness, is_short
 from stepscope.footprint.script_progress import Growth, Progress
-from stepscope.footprint.script_rewriter import (
-    ANSWERED,
-    ASSERTED,
-    BEGIN,
-    ENUMERATE,
-    LEAVES,
-    LEFT,
-    MORE,
-    PICKED,
-    ROUNDS,
-    TAKEN,
-    LoopRewriter,
-)
+from stepscope.footprint.script_rewriter import LoopRewriter
 from stepscope.units import bytes_
 
 _TRAINED, _EVALUATED = 3, 8  # rounds of a loop, after which comes its last one
@@ -57,14 +46,19 @@ class BranchSide(NamedTuple):
 
 
 class Loops:
-    """The loops of one script while it is followed."""
+    """The loops of one script while it is followed; code that the rewriter has transformed calls its functions."""
 
-    def __init__(self, progress: Progress, on_loop_end: Callable[[], None], forced: Mapping[int, BranchSide]) -> None:
+    next_or_omitted = staticmethod(next_or_omitted)
+
+    def __init__(
+        self, progress: Progress, on_loop_end: Callable[[], None], forced: Mapping[int, BranchSide], check: Any = int
+    ) -> None:
         """on_loop_end: is called where an outermost loop ends of which rounds were omitted, or of a loop within.
 
-        forced: sides that branches take once, by number, after rounds were omitted.
+        forced: sides that branches take once, by number, after rounds were omitted. check: raises where time is over.
         """
         self.rewriter = LoopRewriter()
+        self._check = check
         self._on_loop_end, self._open, self._shortened = on_loop_end, 0, False  # `_open`: loops
         self._progress, self._log = progress, progress.log
         self._runs = Counter[int]()  # of each loop
@@ -80,21 +74,6 @@ class Loops:
         self.forced: dict[int, str] = {}  # that were, by number, in words
         self.unseen: dict[int, BranchSide] = {}  # by number
         self.presumed: list[str] = []  # places of assertions that failed here
-
-    def functions_for_script(self, check: Any) -> dict[str, Any]:
-        """Return what the transformed script calls."""
-        return {
-            ROUNDS: self.rounds,
-            TAKEN: self._note_test,
-            ANSWERED: self._note_returned_test,
-            LEFT: self._leave_branch,
-            ASSERTED: self._presume_assertion,
-            LEAVES: self._leaves,
-            PICKED: self._note_pick,
-            ENUMERATE: self._enumerate,
-            BEGIN: self._begin,
-            MORE: functools.partial(self._goes_on, check),
-        }
 
     def note_missed_branches(self) -> None:
         """Note what runs only in rounds that were omitted, and what is kept by a round now and then."""
@@ -137,7 +116,7 @@ class Loops:
     def _follows_omitted_rounds(self, flags: Iterable[str]) -> bool:
         return self._progress.omitted_any and self.rewriter.flags.depend_on_rounds(flags)
 
-    def _note_test(self, number: int, test: Any, *values: Any, steady: Callable[[], Any] | None = None) -> bool:
+    def note_test(self, number: int, test: Any, *values: Any, steady: Callable[[], Any] | None = None) -> bool:
         """Note a side that is taken, and return it; `steady` looks up a part of the test that no round changes."""
         side, branch = bool(test), self.rewriter.branches[number]
         loops = branch.loops
@@ -161,10 +140,11 @@ class Loops:
             self._entered[number] = self._alive_beside(*values), self._progress.updates
         return side
 
-    def _note_returned_test(self, number: int, answer: Any, *values: Any) -> Any:
-        return self._note_test(number, answer, *values) if type(answer) is bool else answer
+    def note_returned_test(self, number: int, answer: Any, *values: Any) -> Any:
+        """Note what a function answers, where that is a side."""
+        return self.note_test(number, answer, *values) if type(answer) is bool else answer
 
-    def _note_pick(self, place: int, items: Any, *key: Callable[[], Any], otherwise: Any = None) -> Any:
+    def note_pick(self, place: int, items: Any, *key: Callable[[], Any], otherwise: Any = None) -> Any:
         """Note that an item, or with two bounds a slice, is picked of a container, and return the container."""
         pick = self.rewriter.picks[place]
         if pick.loops or self.rewriter.flags.depend_on_rounds(pick.flags):
@@ -173,20 +153,21 @@ class Loops:
             self._picks.note(place, items, values[0] if len(values) == 1 else slice(*values), default)
         return items
 
-    def _presume_assertion(self, place: str) -> bool:
+    def presume_assertion(self, place: str) -> bool:
         """Return whether an assertion that fails may hold in a training: it may count rounds or look at a loss."""
         presumed = self._progress.omitted_any or bool(self._progress.omitted_batches) or self._log.value_reads > 0
         if presumed and place not in self.presumed:
             self.presumed.append(place)
         return presumed
 
-    def _leaves(self, number: int, *values: Callable[[], Any]) -> bool:
+    def leaves(self, number: int, *values: Callable[[], Any]) -> bool:
         """Return whether a loop is left where a number says so; one that may be made up ends no training."""
         if not (self._progress.updates and self._log.value_reads and self.rewriter.trains(number)):
             return True
-        return not any(isinstance(_value(value), float) for value in values)
+        return not any(isinstance(_value(value), (float, FakeTensor)) for value in values)
 
-    def _leave_branch(self, number: int, *variables: _Variables) -> None:
+    def leave_branch(self, number: int, *variables: _Variables) -> None:
+        """Note what a side that was taken has kept."""
         alive, updates = self._entered[number]
         if updates == self._progress.updates or number in self._kept:  # a first update makes an optimizer's state
             self._kept[number] = self._alive_beside(*variables) - alive
@@ -210,18 +191,19 @@ class Loops:
                         sizes[storage._cdata] = storage.nbytes()
         return sizes
 
-    def _begin(self, number: int) -> None:
+    def begin(self, number: int) -> None:
+        """Note that a `while` begins."""
         earlier = self._whiles.get(number)
         most = _AGAIN if earlier is not None and earlier.last else _UPDATES
         self._whiles[number] = loop = _While(self._progress, most)
         self._progress.allowed = max(self._progress.allowed, loop.until + 6 * _UPDATES)
 
-    def _goes_on(self, check: Callable[[], bool], number: int) -> bool:
+    def goes_on(self, number: int) -> bool:
         """Return whether a `while` may go on: to its last round that is followed, and no further."""
         loop, place = self._whiles[number], self.rewriter.places[number]
         loop.rounds += 1
         if loop.rounds % _ASKED == 1:
-            check()
+            self._check()
         if self._progress.updates == loop.began:
             return True
         loop.growth.note()
@@ -240,7 +222,8 @@ class Loops:
             self._on_loop_end()
         return False
 
-    def _enumerate(self, plain: Any, *arguments: Any, **options: Any) -> Any:
+    def enumerate_items(self, plain: Any, *arguments: Any, **options: Any) -> Any:
+        """Return what enumerate() gives, with the true numbers; `plain` may be a function of the script's own."""
         return (
             self._enumerate_with_omitted(*arguments, **options) if plain is enumerate else plain(*arguments, **options)
         )

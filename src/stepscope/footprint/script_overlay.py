@@ -78,10 +78,6 @@ class Overlay(ScriptPaths):
         self._numbered[opened], self._opened_as[opened] = place, name
         return opened
 
-    def open_code(self, path: str) -> Any:
-        """Open a file as io.open_code does."""
-        return self.open(path, "rb")
-
     def _mode_of(self, name: str, flags: int) -> str:
         """Return the mode of builtins.open that comes nearest to flags."""
         if not flags & WRITES or (self._is_folder(self._resolve_links(name)) and not flags & os.O_ACCMODE):
@@ -101,6 +97,7 @@ class Overlay(ScriptPaths):
         """Return where a file of that name lies, from now on in the folder if it is written to."""
         path = self._resolve_links(self._path(file))
         if not set(mode) & set("wax+") or (path.startswith("/dev/") and not path.startswith("/dev/shm/")):
+            self._note_read(path)
             return self._readable_path(path, file)
         there, anew = self._exists_for_script(path), bool(set(mode) & set("wx"))
         if self._is_folder(path):

@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stepscope.footprint.script_entries import ScandirIterator, ScriptDirEntry
-
+_DIGITS = re.compile(r"\d+")
+_MORE = 1_000_000  # B by which a file is larger that are worth a word
 _MOST_LINKS = 40  # one after the other, as in Linux
 _PLAIN = (
     "access", "chdir", "getcwd", "listdir", "lstat", "mkdir", "open", "readlink", "remove", "rename", "rmdir",
@@ -36,6 +38,7 @@ class ScriptPaths:
         self._temporary: set[str] = set()  # real files and folders of tempfile, which removes most of them itself
         self._numbered: dict[int, str] = {}  # by descriptor: where what os.open has opened lies
         self._opened_as: dict[int, str] = {}  # and the name by which it was opened
+        self._read: dict[tuple[str, str], set[str]] = {}  # names by their folder, and by what they are without numbers
         self._here = ""  # a folder of the script's that it has gone to
 
     def is_write_allowed(self, path: Any, dir_fd: int | None = None) -> bool:
@@ -46,6 +49,22 @@ class ScriptPaths:
         return (
             self._belongs_to_script(name) or name.startswith("/dev/") or "__pycache__" in name or name.endswith(".pyc")
         )
+
+    def _note_read(self, path: str) -> None:
+        folder, name = os.path.split(path)
+        self._read.setdefault((folder, _DIGITS.sub("#", name)), set()).add(name)
+
+    def larger_unread_files(self) -> Iterator[str]:
+        """Yield the largest of files whose names differ by numbers alone, where two others were read and it was not."""
+        for (folder, pattern), names in self._read.items():
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                alike = (
+                    [entry for entry in entries if _DIGITS.sub("#", entry.name) == pattern] if len(names) > 1 else []
+                )
+                sizes = {entry.name: entry.stat().st_size for entry in alike}
+                largest = max(sizes, key=lambda name: sizes[name], default=pattern)
+                if sizes.get(largest, 0) > max(sizes.get(name, 0) for name in names) + _MORE:
+                    yield largest
 
     def has_written(self, path: str) -> bool:
         """Return whether a file is the script's own."""
@@ -97,10 +116,6 @@ class ScriptPaths:
     def current_folder(self) -> str:
         """Return the folder in which the script is, as os.getcwd does."""
         return self._here or str(self._plain["getcwd"]())
-
-    def current_folder_bytes(self) -> bytes:
-        """Return the folder in which the script is, as os.getcwdb does."""
-        return os.fsencode(self.current_folder())
 
     def list_folder(self, path: Any = ".") -> list[Any]:
         """Return the names in a folder: those of the user's, and what the script has written there."""
@@ -243,3 +258,55 @@ def is_within(path: str, folder: str) -> bool:
 def raise_os_error(number: int, path: Any, other: Any = None) -> NoReturn:
     """Raise the system's error of a file."""
     raise OSError(number, os.strerror(number), path, None, other)
+
+
+@dataclass(frozen=True)
+class ScriptDirEntry:
+    """A file or folder of the script's, like an os.DirEntry; os.stat knows where it lies."""
+
+    name: str
+    path: str
+
+    def __fspath__(self) -> str:
+        """Return its path."""
+        return self.path
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Return whether it is a folder."""
+        return Path(self.path).is_dir() and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Return whether it is a file."""
+        return Path(self.path).is_file() and (follow_symlinks or not self.is_symlink())
+
+    def is_symlink(self) -> bool:
+        """Return whether it is a link."""
+        return Path(self.path).is_symlink()
+
+    def is_junction(self) -> bool:
+        """Return whether it is a junction of Windows: none is."""
+        return False
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Return its size, times and mode."""
+        return Path(self.path).stat(follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        """Return its number in the file system."""
+        return self.stat().st_ino
+
+
+class ScandirIterator(contextlib.AbstractContextManager["ScandirIterator"], Iterator[Any]):
+    """Entries of a folder, one by one; `with` may hold them, as it may hold what os.scandir returns."""
+
+    def __init__(self, entries: Iterable[Any]) -> None:
+        self._rest = iter(entries)
+
+    def __next__(self) -> Any:
+        """Return the next one."""
+        return next(self._rest)
+
+    def close(self, *_error: object) -> None:
+        """Close nothing: nothing is open."""
+
+    __exit__ = close

@@ -1,8 +1,16 @@
-"""Processes that a script starts while it is followed: their memory is not known, and none outlives the answer."""
+"""Processes and threads that a script starts while it is followed: none outlives the answer, no program changes things.
+
+What trains in one of its own (`Process(target=train)`, `torch.multiprocessing.spawn`, a thread, an executor) is done
+where it is started. Of processes that train alike the others are not started. Of a process group it is the only
+member, and hears of as many as there would be. Of other processes it is said that their memory is not known.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import ctypes
+import functools
 import itertools
 import mmap
 import multiprocessing
@@ -10,75 +18,83 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
+import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch.distributed
+
 from stepscope.footprint.script_progress import Progress, resident_bytes, temporary_attribute
-from stepscope.footprint.script_ranks import Ranks
 from stepscope.footprint.time_limit import TimeLimitReached
+from stepscope.record.fault_boundary import is_foreign
+from stepscope.units import plural
 
 _PATIENCE_S = 5.0  # for a process that was asked to end
 _MEMORY_UNKNOWN = "what processes take that it starts"
-_CHANGING = """
-    rm rmdir unlink shred mv cp ln install rsync scp sftp tee dd truncate touch mkdir mkfifo chmod chown > tar zip unzip
-    gzip gunzip bzip2 xz zstd 7z unrar wget curl aws gsutil gcloud azcopy kaggle huggingface-cli hf
+_ANSWERING = """
+    git nvidia-smi rocm-smi uname hostname whoami date lscpu nproc free df du ls cat echo printf which file stat true
+    false test [ sleep ps pwd cd head tail wc grep cut tr ldconfig gcc cc ld objdump sysctl sw_vers getconf id tty stty
+    lsb_release fc-list
 """
-_CHANGE_FILES = frozenset(_CHANGING.split())
-_ACTING = """
-    shutdown poweroff reboot halt systemctl service kill pkill killall sbatch srun qsub bsub scancel mail mailx mutt
-    sendmail msmtp ssh docker podman kubectl sqlite3 psql mysql mongosh redis-cli rclone s3cmd az dvc crontab at
-"""
-_ACT_ELSEWHERE = frozenset(_ACTING.split())
-_OF_GIT = "add am checkout clean commit fetch init merge mv pull push rebase reset rm stash tag"
+_ANSWERING_PROGRAMS = frozenset(_ANSWERING.split())  # they take little, and scripts write down what they answer
+_OF_GIT = "add am apply checkout clean commit fetch gc init merge mv pull push rebase reset restore rm stash switch tag"
 _OF_NVIDIA = "-pl -pm -r -lgc -rgc -lmc -rmc --power-limit --gpu-reset"
 _ACTING_WORDS = {"git": frozenset(_OF_GIT.split()), "nvidia-smi": frozenset(_OF_NVIDIA.split())}  # else these answer
-_SMALL = """
-    git nvidia-smi rocm-smi uname hostname whoami date lscpu nproc free df ls cat echo which file true sleep ps
-    ldconfig gcc cc ld objdump sysctl sw_vers getconf id tty stty lsb_release
-"""
-_SMALL_PROGRAMS = frozenset(_SMALL.split())  # they take little, and scripts write down what they answer
-_NUMBER_BYTES = 8  # of a number that a child shares with this process
 _WORTH = 30_000_000  # B that a process takes beyond what it was born with, that are worth a word
 _SHELLS = ("sh", "bash", "zsh", "dash")
 _BEFORE_PROGRAMS = frozenset(("sudo", "env", "exec", "nohup", "xargs", "time", "!", "{", "then", "do", "else"))
+_SPAWN = "torch.multiprocessing.spawn"
+_STARTER = "what the process takes that starts the training in another"
+_AS_MUCH_AGAIN = "other processes that train as the first one does: each takes as much again"
+_AT_ONCE = "what its threads take that train at the same time as others"
+_CHUNK = "_process_chunk"  # of concurrent.futures.process: what its workers are given of map()
 
 
 class Processes:
-    """Processes of one script; those that would run it anew, unfollowed, are not started: it is left there."""
+    """Processes of one script; those that would run it anew, unfollowed, are not started: it is left there.
+
+    refused: programs that were not run. trained: 1 once a child has made an update, which is not followed.
+    """
 
     def __init__(self, progress: Progress, ranks: Ranks) -> None:
         self._progress, self._ranks = progress, ranks
+        self.refused: list[str] = []
         self._started: list[Any] = []
         self._process = os.getpid()
-        self._has_run_program = False
-        self._growth = mmap.mmap(-1, _NUMBER_BYTES)  # B at most by which a child has grown, which writes it here
+        self._growth = _shared_number()  # B at most by which a child has grown, which writes it here
+        self.trained = _shared_number()
 
     def note_running(self) -> None:
-        """Say where some run beside the training."""
-        if os.getpid() == self._process and any(map(_runs, self._started)):
+        """Say where some run beside the training; in one of them, that it trains itself."""
+        if os.getpid() != self._process:
+            self.trained.value = 1
+        elif any(map(_runs, self._started)):
             self._progress.note_missed(_MEMORY_UNKNOWN)
 
     def _note_ended(self) -> None:
         """Say where some have run before an update, or after the last one, and took memory."""
-        if self._has_run_program or _number_in(self._growth) > _WORTH:
+        if self.trained.value:
+            self._progress.note_missed(_AS_MUCH_AGAIN)
+            self._progress.rest_unknown = True
+        elif self._growth.value > _WORTH:
             self._progress.note_missed(_MEMORY_UNKNOWN)
 
     def _note_growth(self, process: str, at_birth: int) -> None:
         peak = resident_bytes(at_most=True, process=process) - at_birth
-        _write_number(self._growth, max(peak, _number_in(self._growth)))
+        self._growth.value = max(peak, self._growth.value)
 
-    def _is_refused(self, command: Any, programs: list[str]) -> bool:
-        """Return whether a command is not run, and say so, since it would do more than answer."""
+    def _is_refused(self, command: Any) -> bool:
+        """Return whether a command is not run, and say so: whatever is not known to do no more than answer."""
         if self._progress.updates == 0 and _starts_itself(command):
             raise TimeLimitReached("it starts itself, or a training, in another process: give fit that one", None)
-        changing = next((program for program in programs if program in _CHANGE_FILES), None)
-        unrun = changing or next((program for program in programs if _acts_elsewhere(program, command)), None)
+        unrun = next((name for name in _programs_of_command(command) if not _only_answers(name, command)), None)
         if unrun is not None:
-            what = "change files" if changing is not None else "send, start jobs or change more than files"
-            self._progress.note_missed(f"what {unrun!r} does: programs that {what} are not run")
+            self.refused.append(unrun)
+            self._progress.note_missed(f"what {unrun!r} does: programs that may do more than answer are not run")
         return unrun is not None
 
     @contextlib.contextmanager
@@ -86,7 +102,7 @@ class Processes:
         """Know what it starts, and end it at last."""
         plain, plain_program = BaseProcess.start, subprocess.Popen.__init__
         plain_life, plain_end = BaseProcess._bootstrap, BaseProcess.terminate  # type: ignore[attr-defined]
-        at_birth = weakref.WeakKeyDictionary[Any, mmap.mmap]()  # B that each was born with, which it writes there
+        at_birth = weakref.WeakKeyDictionary[Any, ctypes.c_int64]()  # B that each was born with, which it writes there
 
         def start(process: Any) -> None:
             if os.getpid() == self._process and self._ranks.follow(process):
@@ -94,30 +110,27 @@ class Processes:
             how = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
             if how != "fork":
                 raise TimeLimitReached(f"it starts a process by '{how}', which runs the script anew", None)
-            at_birth[process] = mmap.mmap(-1, _NUMBER_BYTES)
+            at_birth[process] = _shared_number()
             plain(process)
             self._started.append(process)
 
         def live(process: Any, *arguments: Any, **options: Any) -> Any:
             """Run in the child, which says at its end by how much it grew."""
-            _write_number(at_birth[process], resident_bytes())
+            at_birth[process].value = resident_bytes()
             try:
                 return plain_life(process, *arguments, **options)
             finally:
-                self._note_growth("self", _number_in(at_birth[process]))
+                self._note_growth("self", at_birth[process].value)
 
         def terminate(process: Any) -> None:
-            if process in at_birth and _number_in(at_birth[process]) and _runs(process):
-                self._note_growth(str(process.pid), _number_in(at_birth[process]))
+            if process in at_birth and at_birth[process].value and _runs(process):
+                self._note_growth(str(process.pid), at_birth[process].value)
             plain_end(process)
 
         def run(opened: Any, *arguments: Any, **options: Any) -> None:
-            command = arguments[0] if arguments else options.get("args", ())
-            if self._is_refused(command, programs := _programs_of_command(command)):
+            if self._is_refused(arguments[0] if arguments else options.get("args", ())):
                 arguments, options = (["true"], *arguments[1:]), {**options, "executable": None}
                 options.pop("args", None)
-            elif os.getpid() == self._process:
-                self._has_run_program |= not _SMALL_PROGRAMS.issuperset(programs)
             plain_program(opened, *arguments, **options)
             self._started.append(opened)
 
@@ -127,6 +140,7 @@ class Processes:
                 temporary_attribute(BaseProcess, "_bootstrap", live),
                 temporary_attribute(BaseProcess, "terminate", terminate),
                 temporary_attribute(subprocess.Popen, "__init__", run), self._ranks.intercept(),
+                temporary_attribute(subprocess, "_USE_POSIX_SPAWN", False),  # whose programs nobody knows (write guard)
             ):  # fmt: skip
                 yield
         finally:
@@ -158,34 +172,31 @@ def _starts_itself(command: Any) -> bool:
     return any(name in _LAUNCHERS for name in names[:3]) or (runs_python and Path(sys.argv[0]).name in names)
 
 
-def _acts_elsewhere(program: str, command: Any) -> bool:
-    """Return whether a program of a command ends something, sends, starts jobs, or changes what is no file."""
+def _only_answers(program: str, command: Any) -> bool:
+    """Return whether a program of a command changes, ends, sends and starts nothing."""
     words = command if isinstance(command, (list, tuple)) else [command]
     spoken = {part for word in words for part in os.fsdecode(word).split()}
-    return program in _ACT_ELSEWHERE or not spoken.isdisjoint(_ACTING_WORDS.get(program, ()))
+    return program in _ANSWERING_PROGRAMS and spoken.isdisjoint(_ACTING_WORDS.get(program, ()))
 
 
-def _number_in(memory: mmap.mmap) -> int:
-    return int.from_bytes(memory[:_NUMBER_BYTES], "little")
-
-
-def _write_number(memory: mmap.mmap, number: int) -> None:
-    memory[:_NUMBER_BYTES] = number.to_bytes(_NUMBER_BYTES, "little")
+def _shared_number() -> ctypes.c_int64:
+    """Return a number that children share with this process."""
+    return ctypes.c_int64.from_buffer(mmap.mmap(-1, ctypes.sizeof(ctypes.c_int64)))
 
 
 def _programs_of_command(command: Any) -> list[str]:
-    """Return the programs that a command runs, of a line for the shell too, and ">" where it writes to a file."""
+    """Return the programs that a command runs, of lines for the shell too, and ">" where it writes to a file."""
     if isinstance(command, (str, bytes)):
-        return _programs_of_line(os.fsdecode(command))
+        return _programs_of_lines(os.fsdecode(command))
     words = [os.fsdecode(word) for word in (command if isinstance(command, (list, tuple)) else [command])]
     if words and Path(words[0]).name in _SHELLS and "-c" in words[:-1]:
-        return _programs_of_line(words[words.index("-c") + 1])
+        return _programs_of_lines(words[words.index("-c") + 1])
     behind = itertools.dropwhile(lambda word: word in _BEFORE_PROGRAMS or word.startswith("-") or "=" in word, words)
     return [Path(word).name for word in behind][:1]
 
 
-def _programs_of_line(line: str) -> list[str]:
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+def _programs_of_lines(lines: str) -> list[str]:
+    lexer = shlex.shlex(lines.replace("\n", ";").replace("`", ";"), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     try:
         words = list(lexer)
@@ -193,27 +204,171 @@ def _programs_of_line(line: str) -> list[str]:
         return [">"]
     programs, is_first = [], True
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word in (">", ">>") and not following.startswith("/dev/"):
+        if word in (">", ">>", "&>", ">|") and not following.startswith("/dev/"):
             programs.append(">")
-        elif is_first and word not in _BEFORE_PROGRAMS and "=" not in word:
+        elif not set(word) - set("();|&"):
+            is_first = True
+        elif is_first and word not in _BEFORE_PROGRAMS and not ("=" in word or word.startswith("-")):
             programs.append(Path(word).name)
-        is_first = word in _BEFORE_PROGRAMS or (is_first and "=" in word) or not set(word) - set("();|&")
+            is_first = False
     return programs
 
 
 def _wait_for_end(started: Any, within_s: float) -> bool:
     """Wait for its end, so that nothing is left of it: a zombie, or a warning that it still runs."""
-    if isinstance(started, BaseProcess):
-        started.join(within_s)
-    else:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            started.wait(within_s)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        (started.join if isinstance(started, BaseProcess) else started.wait)(within_s)
     return not _runs(started)
 
 
 def _runs(started: Any) -> bool:
-    if isinstance(started, BaseProcess):
-        with contextlib.suppress(ValueError):  # it is closed
-            return started.is_alive()
-        return False
-    return started.poll() is None
+    with contextlib.suppress(ValueError):  # it is closed
+        return bool(started.is_alive() if isinstance(started, BaseProcess) else started.poll() is None)
+    return False
+
+
+class Ranks:
+    """Processes and threads of one script that train; `trains` says whether a function of that name does."""
+
+    def __init__(self, progress: Progress, trains: Callable[[str], bool], fake: bool) -> None:
+        self._progress, self._trains, self._fake = progress, trains, fake
+        self.others: int | None = None  # members of its process group that are not there; None without a group
+        self._followed: list[types.SimpleNamespace] = []
+        self._thread, self._process = threading.get_ident(), os.getpid()
+
+    def follow(self, process: BaseProcess) -> bool:
+        """Do here what a process would that trains; False of one that is to be started."""
+        target = _target_of(process, BaseProcess)
+        if target is None or not self._is_training(target):
+            return False
+        if self._progress.updates and not self._followed:
+            return False  # the script trains by itself
+        self._progress.note_missed(_STARTER)
+        if self._followed:
+            self._progress.note_missed(_AS_MUCH_AGAIN)
+            self._progress.rest_unknown = True
+        self._followed.append(_ended_process())
+        vars(process).update(_popen=self._followed[-1], _sentinel=self._followed[-1].sentinel)
+        if len(self._followed) == 1:
+            with contextlib.suppress(SystemExit):  # of that process alone
+                target()
+        return True
+
+    def _is_training(self, target: Callable[..., Any]) -> bool:
+        code = getattr(getattr(target, "func", target), "__code__", None)
+        return code is not None and is_foreign(code.co_filename) and self._trains(code.co_name)
+
+    @contextlib.contextmanager
+    def intercept(self) -> Iterator[None]:
+        """Do here what threads would that train, and let a script be a member of process groups by itself."""
+        executors = concurrent.futures.ThreadPoolExecutor, concurrent.futures.ProcessPoolExecutor
+        with contextlib.ExitStack() as stack:
+            start = functools.partial(self._start_thread, threading.Thread.start)
+            stack.enter_context(temporary_attribute(threading.Thread, "start", lambda thread: start(thread)))
+            for kind in executors:
+                stack.enter_context(temporary_attribute(kind, "submit", self._submission(kind.submit)))
+            if torch.distributed.is_available():
+                stack.enter_context(self._join_groups_alone())
+            yield
+
+    def _start_thread(self, plain: Callable[[Any], None], thread: Any) -> None:
+        """Do here what a thread would that trains: what it did by itself would be neither simulated nor seen."""
+        target = _target_of(thread, threading.Thread)
+        if self._is_here() and target is not None and self._is_training(target):
+            self._progress.note_missed(_AT_ONCE)
+            with contextlib.suppress(SystemExit):
+                thread.run()
+            thread.run = int  # it has done all
+        plain(thread)
+
+    def _submission(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def submit(executor: Any, function: Any, /, *arguments: Any, **options: Any) -> Any:
+            inner = function
+            while isinstance(inner, functools.partial):
+                inner = inner.args[0] if inner.func.__name__ == _CHUNK else inner.func
+            if not (self._is_here() and self._is_training(inner)):
+                return plain(executor, function, *arguments, **options)
+            several = executor._max_workers > 1
+            if isinstance(executor, concurrent.futures.ThreadPoolExecutor):
+                self._progress.note_missed(_AT_ONCE)
+            else:
+                self._progress.note_missed(_AS_MUCH_AGAIN if several else _STARTER)
+                self._progress.rest_unknown |= several
+            done = concurrent.futures.Future[Any]()
+            try:
+                done.set_result(function(*arguments, **options))
+            except Exception as error:
+                done.set_exception(error)
+            return done
+
+        return submit
+
+    def _is_here(self) -> bool:
+        return threading.get_ident() == self._thread and os.getpid() == self._process
+
+    @contextlib.contextmanager
+    def _join_groups_alone(self) -> Iterator[None]:
+        plain, plain_size = torch.distributed.init_process_group, torch.distributed.get_world_size
+
+        def join_alone(*arguments: Any, **options: Any) -> None:
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            store: Any = FakeStore() if self._fake else torch.distributed.HashStore()  # type: ignore[attr-defined]
+            names = ("backend", "init_method", "timeout", "world_size", "rank")
+            requested = {**dict(zip(names, arguments, strict=False)), **options}
+            sizes = {name: requested.get(name, -1) for name in ("rank", "world_size")}
+            for name, least in (("rank", 0), ("world_size", 1)):
+                sizes[name] = sizes[name] if sizes[name] >= least else int(os.environ.get(name.upper(), least))
+            self.others = sizes["world_size"] - 1
+            if not self._fake:
+                sizes = {"rank": 0, "world_size": 1}
+            plain("fake" if self._fake else "gloo", store=store, **sizes)
+            if self.others:
+                others = plural(self.others, "other member")
+                self._progress.note_missed(f"{others} of its process group, and what they send")
+                self._progress.rest_unknown = True
+
+        def count_members(*arguments: Any, **options: Any) -> int:
+            return self.others + 1 if self.others and not (arguments or options) else plain_size(*arguments, **options)
+
+        try:
+            with (
+                temporary_attribute(torch.distributed, "init_process_group", join_alone),
+                temporary_attribute(torch.distributed, "get_world_size", count_members),
+            ):
+                yield
+        finally:
+            for followed in self._followed:
+                followed.close()
+            if self.others is not None and torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
+
+
+def _target_of(process: Any, kind: type[Any]) -> Callable[[], Any] | None:
+    """Return what a process, or a thread, will do; of torch's spawn what it was given."""
+    target: Any = getattr(process, "_target", None)
+    arguments: tuple[Any, ...] = getattr(process, "_args", ())
+    options: dict[str, Any] = getattr(process, "_kwargs", {})
+    if target is None:
+        return None if type(process).run is kind.run else functools.partial(type(process).run, process)
+    if getattr(target, "__module__", "") == _SPAWN and len(arguments) > 2:
+        target, rank, own = arguments[:3]
+        arguments, options = (rank, *own), {}
+    if isinstance(target, functools.partial):
+        target, arguments = target.func, (*target.args, *arguments)
+        options = {**process._target.keywords, **options}
+    return functools.partial(target, *arguments, **options)
+
+
+def _ended_process() -> types.SimpleNamespace:
+    """Return what `multiprocessing` knows a process by that has ended well."""
+    sentinel = os.open(os.devnull, os.O_RDONLY)
+
+    def close() -> None:
+        with contextlib.suppress(OSError):
+            os.close(sentinel)
+
+    return types.SimpleNamespace(
+        returncode=0, pid=os.getpid(), sentinel=sentinel, poll=int, wait=lambda timeout=None: 0,
+        terminate=int, kill=int, close=close,
+    )  # fmt: skip

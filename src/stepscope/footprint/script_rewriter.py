@@ -8,23 +8,21 @@ import contextlib
 import functools
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepscope.footprint.script_flags import Flags, changing_names
-from stepscope.footprint.script_matches import MatchesToBranches
-from stepscope.footprint.script_sizes import lines_of_sizes
+from stepscope.footprint.script_numbers import Flags, changing_names, lines_of_sizes
 from stepscope.footprint.script_syntax import (
     LEAVING,
+    MatchesToBranches,
     call_names,
+    chooses_number,
     compared,
-    draws_number,
     fills_container,
     is_size,
     is_worked_out,
-    looks_up,
     lookup_lambda,
     loop_counters,
     may_allocate,
@@ -33,11 +31,6 @@ from stepscope.footprint.script_syntax import (
     names_in,
     replaced_variables,
 )
-
-ROUNDS, BEGIN, MORE = "__rounds__", "__begin__", "__more__"
-TAKEN, LEFT, ANSWERED = "__taken__", "__left__", "__answered__"
-ENUMERATE, NEXT = "__enumerate__", "__following__"
-ASSERTED, LEAVES, PICKED = "__asserted__", "__leaves__", "__picked__"
 
 
 @dataclass(frozen=True)
@@ -110,14 +103,14 @@ class LoopRewriter(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.For:
         """Return the loop over the rounds that are followed."""
         number = self._visit_loop(node)
-        node.iter = ast.copy_location(_call(ROUNDS, node.iter, ast.Constant(number)), node.iter)
+        node.iter = ast.copy_location(_call("rounds", node.iter, ast.Constant(number)), node.iter)
         return node
 
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
         """Return the loop with its question, behind a note that it begins."""
         number = ast.Constant(self._visit_loop(node))
-        node.test = ast.copy_location(ast.BoolOp(ast.And(), [_call(MORE, number), node.test]), node.test)
-        return [ast.copy_location(ast.Expr(_call(BEGIN, number)), node), node]
+        node.test = ast.copy_location(ast.BoolOp(ast.And(), [_call("goes_on", number), node.test]), node.test)
+        return [ast.copy_location(ast.Expr(_call("begin", number)), node), node]
 
     def _visit_loop(self, node: ast.For | ast.While) -> int:
         number = len(self.places)
@@ -141,7 +134,11 @@ class LoopRewriter(ast.NodeTransformer):
 
     def function_trains(self, name: str) -> bool:
         """Return whether a function of the script trains by a backward pass, or has a library do so, also within."""
-        return not self._reached_from({name}).isdisjoint(("backward", "train", "fit", "step"))
+        reached = self._reached_from({name})
+        steps = "step" in reached and not reached.isdisjoint(
+            ("zero_grad", "grad")
+        )  # that of an environment trains none
+        return steps or not reached.isdisjoint(("backward", "train", "fit"))
 
     def _reached_from(self, names: set[str]) -> set[str]:
         reached, waiting = set[str](), set(names)
@@ -160,7 +157,7 @@ class LoopRewriter(ast.NodeTransformer):
         if isinstance(last, (ast.Break, ast.Return)) and self._open and names:
             self._ask_before_leaving(node, names)
         if number is not None and self.branches[number].loops and gathers:
-            leaving = ast.Expr(_call(LEFT, ast.Constant(number), *replaced))
+            leaving = ast.Expr(_call("leave_branch", ast.Constant(number), *replaced))
             node.body.append(ast.copy_location(leaving, node.body[-1]))
         return node
 
@@ -168,13 +165,13 @@ class LoopRewriter(ast.NodeTransformer):
         """Have an `if` that leaves a `for`, by what no round counts, ask whether it does."""
         loop = self._open[-1][0]
         if loop in self._for_loops and not any(names & counters for _, counters in self._open):
-            asks = _call(LEAVES, ast.Constant(loop), *map(lookup_lambda, sorted(names)))
+            asks = _call("leaves", ast.Constant(loop), *map(lookup_lambda, sorted(names)))
             node.test = ast.copy_location(ast.BoolOp(ast.And(), [node.test, asks]), node.test)
 
     def visit_Assert(self, node: ast.Assert) -> ast.Assert:
         """Return the statement, which asks before it fails."""
         self.generic_visit(node)
-        asks = _call(ASSERTED, ast.Constant(self._at_line(node.lineno)))
+        asks = _call("presume_assertion", ast.Constant(self._at_line(node.lineno)))
         node.test = ast.copy_location(ast.BoolOp(ast.Or(), [node.test, asks]), node.test)
         return node
 
@@ -184,7 +181,7 @@ class LoopRewriter(ast.NodeTransformer):
         number = None if answer is None else self._register_branch(answer, node.lineno, (True, True))
         self.generic_visit(node)
         if number is not None and node.value is not None:
-            node.value = self._note(number, ANSWERED, node.value)
+            node.value = self._note(number, "note_returned_test", node.value)
         return node
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
@@ -195,7 +192,7 @@ class LoopRewriter(ast.NodeTransformer):
             for part in node.generators:
                 numbers = [self._register_branch(test, node.lineno, (matters, False)) for test in part.ifs]
                 noted = zip(numbers, part.ifs, strict=True)
-                part.ifs = [test if number is None else self._note(number, TAKEN, test) for number, test in noted]
+                part.ifs = [test if number is None else self._note(number, "note_test", test) for number, test in noted]
         return super().generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.IfExp:
@@ -207,14 +204,12 @@ class LoopRewriter(ast.NodeTransformer):
     def _note_condition(
         self, node: ast.If | ast.IfExp, body: bool, otherwise: bool, replaced: Sequence[ast.expr] = ()
     ) -> int | None:
-        changes = isinstance(node, ast.If) and (
-            multiplies_number(node.body) or looks_up(node.body, node.test) or draws_number(node.body)
-        )
+        changes = isinstance(node, ast.If) and (multiplies_number(node.body) or chooses_number(node.body, node.test))
         condition, steady = node.test, self._steady_part(node.test)
         number = self._register_branch(condition, node.lineno, (body or changes, otherwise), changes)
         self.generic_visit(node)
         if number is not None:
-            node.test = self._note(number, TAKEN, node.test, replaced, steady)
+            node.test = self._note(number, "note_test", node.test, replaced, steady)
         return number
 
     def _register_branch(
@@ -251,7 +246,7 @@ class LoopRewriter(ast.NodeTransformer):
         looked_up = [lookup_lambda(ast.unparse(part)) for part in parts] if place is not None else []
         self.generic_visit(node)
         if place is not None:
-            node.value = ast.copy_location(_call(PICKED, ast.Constant(place), node.value, *looked_up), node.value)
+            node.value = ast.copy_location(_call("note_pick", ast.Constant(place), node.value, *looked_up), node.value)
         return node
 
     def _register_pick(self, key: ast.expr) -> int | None:
@@ -291,23 +286,23 @@ class LoopRewriter(ast.NodeTransformer):
         looked_up = [lookup_lambda(ast.unparse(argument)) for argument in node.args] if place is not None else []
         self.generic_visit(node)
         if isinstance(node.func, ast.Attribute) and looked_up:
-            items = _call(PICKED, ast.Constant(place), node.func.value, looked_up[0])
+            items = _call("note_pick", ast.Constant(place), node.func.value, looked_up[0])
             items.keywords = [ast.keyword("otherwise", default) for default in looked_up[1:2]]
             node.func.value = ast.copy_location(items, node.func)
             return node
         if isinstance(node.func, ast.Name) and node.func.id == "enumerate":
-            name = ENUMERATE
+            name = "enumerate_items"
         elif isinstance(node.func, ast.Name) and node.func.id == "next" and len(node.args) == 1 > self._expecting:
-            name = NEXT
+            name = "next_or_omitted"
         else:
             return node
         node.args.insert(0, node.func)  # it may be a function of the user's own
-        node.func = ast.copy_location(ast.Name(name, ast.Load()), node.func)
+        node.func = ast.copy_location(ast.Name(f"__{name}__", ast.Load()), node.func)
         return node
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+    return ast.Call(ast.Name(f"__{name}__", ast.Load()), list(arguments), [])
 
 
 _ENDS = frozenset(("StopIteration", "Exception", "BaseException"))
@@ -317,37 +312,38 @@ def _as_list(visited: Any) -> list[ast.stmt]:
     return visited if isinstance(visited, list) else [visited]
 
 
+# What transformed code calls, of `Loops`, and what it does in other threads.
 _PLAIN: dict[str, Callable[..., Any]] = {
-    ROUNDS: lambda iterable, _number: iterable,
-    BEGIN: lambda _number: None,
-    MORE: lambda _number: True,
-    TAKEN: lambda _number, test, *_values, **_steady: test,
-    ASSERTED: lambda _place: False,
-    LEAVES: lambda _number, *_values: True,
-    PICKED: lambda _number, items, *_key, **_otherwise: items,
-    ANSWERED: lambda _number, answer, *_values: answer,
-    LEFT: lambda *_given: None,
-    ENUMERATE: lambda plain, *arguments, **options: plain(*arguments, **options),
-    NEXT: lambda plain, iterator: plain(iterator),
+    "rounds": lambda iterable, _number: iterable,
+    "begin": lambda _number: None,
+    "goes_on": lambda _number: True,
+    "note_test": lambda _number, test, *_values, **_steady: test,
+    "presume_assertion": lambda _place: False,
+    "leaves": lambda _number, *_values: True,
+    "note_pick": lambda _number, items, *_key, **_otherwise: items,
+    "note_returned_test": lambda _number, answer, *_values: answer,
+    "leave_branch": lambda *_given: None,
+    "enumerate_items": lambda plain, *arguments, **options: plain(*arguments, **options),
+    "next_or_omitted": lambda plain, iterator: plain(iterator),
 }
 
 
 @contextlib.contextmanager
-def install_for_scripts(names: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Have transformed code find what it calls in any module, and in none of its own: they are names of Python's.
+def install_for_scripts(functions: object) -> Iterator[None]:
+    """Have transformed code find functions in any module, and in none of its own: they are names of Python's.
 
     Threads beside the one that follows, and those that the script leaves behind, run the code as it was written.
     """
     thread = threading.get_ident()
 
     def call(name: str, *arguments: Any, **options: Any) -> Any:
-        functions = names if threading.get_ident() == thread else _PLAIN
-        return functions[name](*arguments, **options)
+        function = getattr(functions, name) if threading.get_ident() == thread else _PLAIN[name]
+        return function(*arguments, **options)
 
     for name in _PLAIN:
-        setattr(builtins, name, functools.partial(call, name))
+        setattr(builtins, f"__{name}__", functools.partial(call, name))
     try:
         yield
     finally:
         for name, plain in _PLAIN.items():
-            setattr(builtins, name, plain)
+            setattr(builtins, f"__{name}__", plain)

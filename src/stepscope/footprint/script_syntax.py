@@ -1,8 +1,12 @@
-"""Statements and expressions of a script by what they may do: what they name, call, keep, draw, allocate."""
+"""Statements and expressions of a script by what they may do: what they name, call, keep, draw, allocate.
+
+A `match` becomes branches (`if epoch == 5 or epoch == 7`), so that it is followed as they are.
+"""
 
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
@@ -29,9 +33,13 @@ _GATHERING = frozenset(("append", "appendleft", "extend", "insert", "add", "put"
 _REDUCING = frozenset(("item", "tolist", "sum", "mean", "argmax"))  # what they return shares no memory
 
 
+def _parts_of(statements: Iterable[ast.stmt]) -> list[ast.AST]:
+    return [part for statement in statements for part in ast.walk(statement)]
+
+
 def fills_container(statements: Iterable[ast.stmt]) -> bool:
     """Return whether statements put something into a container, where it stays: a variable holds the last alone."""
-    parts = [part for statement in statements for part in ast.walk(statement)]
+    parts = _parts_of(statements)
     places = (target for part in parts if isinstance(part, ast.Assign) for target in part.targets)
     return bool(call_names(parts) & _GATHERING) or any(isinstance(target, ast.Subscript) for target in places)
 
@@ -41,7 +49,7 @@ def replaced_variables(statements: Iterable[ast.stmt]) -> list[ast.expr]:
 
     These are functions, since a variable may have no value yet. A container that is made anew itself keeps nothing.
     """
-    parts = [part for statement in statements for part in ast.walk(statement)]
+    parts = _parts_of(statements)
     added = [part for part in parts if isinstance(part, ast.AugAssign)]
     replaced = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
     replaced -= names_in([part.target for part in added])
@@ -82,17 +90,18 @@ def _aliased_variables(value: ast.expr) -> Iterator[str]:
             yield from _aliased_variables(inner) if isinstance(inner, ast.expr) else ()
 
 
-def looks_up(statements: Iterable[ast.stmt], test: ast.expr) -> bool:
-    """Return whether statements look up what a test asks of: `if step in SIZES: size = SIZES[step]`."""
-    values = (part.value for statement in statements for part in ast.walk(statement) if isinstance(part, ast.Assign))
-    return any(isinstance(value, ast.Subscript) and names_in([value.slice]) & names_in([test]) for value in values)
+def chooses_number(statements: Iterable[ast.stmt], test: ast.expr) -> bool:
+    """Return whether statements draw a number, as a size, or look one up by what a test asks of.
 
-
-def draws_number(statements: Iterable[ast.stmt]) -> bool:
-    """Return whether statements draw a number, as a size: `size = random.choice((32, 64))`."""
-    values = (part.value for statement in statements for part in ast.walk(statement) if isinstance(part, ast.Assign))
-    calls = (part for value in values for part in ast.walk(value) if isinstance(part, ast.Call))
-    return any(call_names([call]) & _DRAWING and not ast.unparse(call.func).startswith("torch.") for call in calls)
+    `size = random.choice((32, 64))`; `if step in SIZES: size = SIZES[step]`.
+    """
+    for value in (part.value for part in _parts_of(statements) if isinstance(part, ast.Assign)):
+        if isinstance(value, ast.Subscript) and names_in([value.slice]) & names_in([test]):
+            return True
+        calls = (part for part in ast.walk(value) if isinstance(part, ast.Call))
+        if any(call_names([call]) & _DRAWING and not ast.unparse(call.func).startswith("torch.") for call in calls):
+            return True
+    return False
 
 
 _DRAWING = frozenset(("choice", "choices", "sample", "randint", "randrange", "integers"))
@@ -146,12 +155,13 @@ def is_worked_out(value: ast.expr) -> bool:
     return all(isinstance(part, plain) for part in parts) and call_names(calls) <= _OF_NUMBERS
 
 
-_OF_NUMBERS = frozenset(("len", "int", "bool", "min", "max", "abs", "round"))
+_PURE = "len int bool min max abs round sum floor ceil sqrt log log2 bisect bisect_left bisect_right searchsorted"
+_OF_NUMBERS = frozenset(_PURE.split())
 
 
 def multiplies_number(statements: Iterable[ast.stmt]) -> bool:
     """Return whether statements multiply a number by a whole one, as a batch size: `size *= 2`, `size = size * 2`."""
-    for part in (part for statement in statements for part in ast.walk(statement)):
+    for part in _parts_of(statements):
         if isinstance(part, ast.AugAssign):
             factors: list[ast.expr] = [part.value] if isinstance(part.op, (ast.Mult, ast.LShift, ast.Pow)) else []
         elif isinstance(part, ast.Assign) and isinstance(part.value, ast.BinOp):
@@ -198,7 +208,7 @@ _SMALL = frozenset(_SMALL_CALLS.split())
 
 def may_allocate(statements: Sequence[ast.stmt]) -> bool:
     """Return whether statements call or multiply anything that may take memory, or choose a size."""
-    return any(_part_may_allocate(part) for statement in statements for part in ast.walk(statement))
+    return any(map(_part_may_allocate, _parts_of(statements)))
 
 
 def _part_may_allocate(part: ast.AST) -> bool:
@@ -226,3 +236,62 @@ def _allocates_little(call: ast.Call) -> bool:
         arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
         return isinstance(call.func, ast.Attribute) and not any(map(is_name, arguments))
     return name in _SMALL or (name == "step" and "sched" in ast.unparse(call.func).lower())
+
+
+class MatchesToBranches(ast.NodeTransformer):
+    """Put branches in the place of each `match` whose patterns are of values, names and tuples; others stay."""
+
+    def __init__(self) -> None:
+        self._subjects = 0  # that have a name of ours
+
+    def visit_Match(self, node: ast.Match) -> ast.AST | list[ast.stmt]:
+        """Return the branches, behind the subject where it is no plain value."""
+        self.generic_visit(node)
+        before: list[ast.stmt] = []
+        subject = node.subject
+        items = subject.elts if isinstance(subject, ast.Tuple) else [subject]
+        if not all(map(is_worked_out, items)):
+            self._subjects += 1
+            subject = ast.Name(f"__subject{self._subjects}__", ast.Load())
+            before = [ast.Assign([ast.Name(subject.id, ast.Store())], node.subject)]
+        tests = [_pattern_test(case.pattern, subject) for case in node.cases]
+        if None in tests:
+            return node
+        branches: list[ast.stmt] = []
+        for case, test in reversed(list(zip(node.cases, tests, strict=True))):
+            parts = [part for part in (test, case.guard) if part is not None]
+            whole = parts[0] if len(parts) == 1 else ast.BoolOp(ast.And(), parts)
+            always = isinstance(whole, ast.Constant)
+            branches = case.body if always else [_located_at(ast.If(whole, case.body, branches), case.pattern)]
+        return [*(_located_at(part, node) for part in before), *branches]
+
+
+def _located_at(statement: ast.stmt, place: ast.AST) -> ast.stmt:
+    return ast.fix_missing_locations(ast.copy_location(statement, place))
+
+
+def _pattern_test(pattern: ast.pattern, subject: ast.expr) -> ast.expr | None:
+    """Return the expression that is true where a subject matches; None of a pattern that is not one of values."""
+    if isinstance(pattern, ast.MatchValue):
+        return ast.Compare(copy.deepcopy(subject), [ast.Eq()], [pattern.value])
+    if isinstance(pattern, ast.MatchSingleton):
+        return ast.Compare(copy.deepcopy(subject), [ast.Is()], [ast.Constant(pattern.value)])
+    if isinstance(pattern, ast.MatchOr):
+        return _join_tests(ast.Or(), [_pattern_test(inner, subject) for inner in pattern.patterns])
+    if isinstance(pattern, ast.MatchAs):
+        inner = ast.Constant(True) if pattern.pattern is None else _pattern_test(pattern.pattern, subject)
+        if pattern.name is None:
+            return inner
+        named = ast.NamedExpr(ast.Name(pattern.name, ast.Store()), copy.deepcopy(subject))
+        bound = ast.List([named], ast.Load())  # which is always true
+        return bound if isinstance(inner, ast.Constant) else _join_tests(ast.And(), [inner, bound])
+    items = subject.elts if isinstance(subject, ast.Tuple) else []
+    if isinstance(pattern, ast.MatchSequence) and len(pattern.patterns) == len(items) > 0:
+        pairs = zip(pattern.patterns, items, strict=True)
+        return _join_tests(ast.And(), [_pattern_test(inner, item) for inner, item in pairs])
+    return None
+
+
+def _join_tests(operator: ast.boolop, tests: list[ast.expr | None]) -> ast.expr | None:
+    parts = [test for test in tests if test is not None]
+    return ast.BoolOp(operator, parts) if len(parts) == len(tests) else None

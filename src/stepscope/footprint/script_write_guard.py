@@ -4,8 +4,8 @@ Python tells its audit hooks of each file before it opens, moves or removes it, 
 that a library has kept, another thread. A hook stays in a process; outside of `guard_writes` it does nothing.
 
 Where a script is followed into what it may never come to (`alone`), it starts no process and reaches nothing outside:
-no network, no data base, no library of the system. Nowhere does it put another program in place of this one, or
-send anything to a server: what it would send is made up. It may fetch what it asks for.
+no network, no data base, no library of the system. Nowhere does it put another program in place of this one or of a
+child, or send anything to a server: what it would send is made up. It may fetch what it asks for.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ _OUTSIDE = {
     "signal.pthread_kill", "socket.connect", "socket.sendto", "socket.sendmsg", "sqlite3.connect", "ctypes.dlopen",
     "ctypes.dlsym", "ctypes.call_function", "webbrowser.open", "syslog.syslog",
 }  # fmt: skip
-_IN_PLACE = "os.exec"  # of this process another program
+_PROGRAMS = {"os.exec", "os.posix_spawn"}  # that are started by no call that knows which do no more than answer
 _watched: list[Overlay] = []
-_process: list[int] = []  # a child of which may become another program
 _alone: list[Overlay] = []  # of them, those of scripts that reach nothing outside
 _bystanders = weakref.WeakSet[threading.Thread]()  # that ran before: they are not the script's
 _left = weakref.WeakKeyDictionary[threading.Thread, Overlay]()  # threads of scripts that have ended
@@ -59,7 +58,6 @@ def guard_writes(files: Overlay, alone: bool) -> Iterator[None]:
     _bystanders.update(before - {threading.current_thread()})  # before they could be refused anything
     _watched.append(files)
     _alone.extend([files] if alone else [])
-    _process.append(os.getpid())
     try:
         with _refuse_uploads():
             yield
@@ -67,7 +65,6 @@ def guard_writes(files: Overlay, alone: bool) -> Iterator[None]:
         _watched.remove(files)
         _alone.clear()
         _bystanders.clear()
-        _process.pop()
         new = [thread for thread in threading.enumerate() if thread not in before]
         _left.update((thread, files) for thread in new if _is_of_script(thread))
 
@@ -149,23 +146,17 @@ def _listen() -> None:
 def _audit_hook(event: str, arguments: tuple[Any, ...]) -> None:
     if not (_watched or _left):
         return
-    refused = event in _OUTSIDE and threading.current_thread() not in _bystanders and _alone
-    if refused or (event == _IN_PLACE and _watched and os.getpid() == _process[-1]):
+    refused = (event in _OUTSIDE and _alone) or (event in _PROGRAMS and _watched)
+    if refused and threading.current_thread() not in _bystanders:
         raise TimeLimitReached(f"it would start or reach what is outside of it ({event})", None)
     if event not in _PATHS:
         return
     files = _watched[-1] if _watched else _left.get(threading.current_thread())
-    if files is None:
-        return
-    if event == "open" and not arguments[2] & WRITES:
+    if files is None or (event == "open" and not arguments[2] & WRITES):
         return
     for at, folder in _PATHS[event]:
-        _check(files, event, arguments[at], None if folder is None else arguments[folder])
-
-
-def _check(files: Overlay, event: str, path: Any, folder: int | None) -> None:
-    if not files.is_write_allowed(path, folder):
-        if not _watched:
-            raise SystemExit  # the thread ends, without a word
-        named = os.fsdecode(path)
-        raise TimeLimitReached(f"it would write to '{named}' by a way that is not answered for ({event})", None)
+        if not files.is_write_allowed(arguments[at], None if folder is None else arguments[folder]):
+            if not _watched:
+                raise SystemExit  # the thread ends, without a word
+            named = os.fsdecode(arguments[at])
+            raise TimeLimitReached(f"it would write to '{named}' by a way that is not answered for ({event})", None)

@@ -7,6 +7,7 @@ at the head of its next loop. What it waits for by `time.sleep` is not waited fo
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -41,6 +42,7 @@ class TimeLimit:
         self._target, self.most_s, self._whole = target, MOST_BEFORE_S if most_s is None else most_s, most_s is None
         self._began = self._busy_at = time.monotonic()
         self._began_cpu = self._busy_cpu = time.process_time()
+        self._process = os.getpid()
 
     @property
     def used(self) -> float:
@@ -53,7 +55,9 @@ class TimeLimit:
             self.most_s = self.used + MOST_S
 
     def check(self, frame: Any = None) -> bool:
-        """Return True; raise TimeLimitReached at the end of it."""
+        """Return True; raise TimeLimitReached at the end of it, but not in a child, which may wait for long."""
+        if os.getpid() != self._process:
+            return True
         now, cpu = time.monotonic(), time.process_time()
         if cpu - self._busy_cpu > _IDLE_CPU_S:
             self._busy_at, self._busy_cpu = now, cpu

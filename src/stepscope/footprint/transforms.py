@@ -47,27 +47,13 @@ def bf16(model: nn.Module, optimizers: Optimizers) -> Optimizers:
     return _replace_parameters(model, optimizers, _to_bf16)
 
 
-def train_only(keep: Collection[str]) -> Change:
-    """Train only the children of these names."""
-
-    def change(model: nn.Module, optimizers: Optimizers) -> Optimizers:
-        for name, parameter in model.named_parameters():
-            if not any(name == child or name.startswith(f"{child}.") for child in keep):
-                parameter.requires_grad_(False)
-        return optimizers
-
-    return change
-
-
 def all_but_last(model: nn.Module, optimizers: Optimizers) -> Optimizers:
     """Train only the last child that has parameters: fine-tuning of the head."""
-    return train_only([last_child(model)])(model, optimizers)
-
-
-def last_child(model: nn.Module) -> str:
-    """Name of the last child with parameters; of a model that is one list of layers, its last layer."""
     names = [name for name, child in model.named_children() if any(True for _ in child.parameters())]
-    return names[-1] if names else ""
+    for name, parameter in model.named_parameters():
+        if name.partition(".")[0] not in names[-1:]:
+            parameter.requires_grad_(False)
+    return optimizers
 
 
 def checkpointed(segments: Collection[str]) -> Change:
@@ -292,7 +278,6 @@ class Variant:
             lines += [f"# {self.change}: {CHANGES[self.change][1]}", CHANGES[self.change][2]]
         if self.recomputed:
             lines += [
-                f"# {BATCH_STATISTICS} in these are updated twice a step",
                 "from functools import partial",
                 "from torch.utils.checkpoint import checkpoint",
                 f"for name in {list(self.recomputed)!r}:",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,30 +35,53 @@ class Job:
 
 def plain_step(loss: Loss) -> Step:
     """zero_grad, loss, backward, step of every optimizer: the usual loop."""
-
-    def step(model: nn.Module, optimizers: Optimizers, batch: Any) -> None:
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        value = loss(model, batch)
-        value.backward()  # type: ignore[no-untyped-call]
-        del value
-        for optimizer in optimizers:
-            optimizer.step()
-
-    return step
+    return accumulated_step(loss, 1, lambda: None)
 
 
 def accumulated_step(loss: Loss, parts: int, batch: Callable[[], Any]) -> Step:
-    """Make one update from the accumulated gradients of several smaller batches, each made by `batch`."""
+    """Make one update from the accumulated gradients of several smaller batches, each made by `batch`.
+
+    An optimizer that evaluates the loss itself (LBFGS, SAM) is given how.
+    """
 
     def step(model: nn.Module, optimizers: Optimizers, first: Any) -> None:
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        for part in range(parts):
-            value = loss(model, first if part == 0 else batch()) / parts
+        def backward(inputs: Any) -> Tensor:
+            value = loss(model, inputs) / parts if parts > 1 else loss(model, inputs)
             value.backward()  # type: ignore[no-untyped-call]
-            del value
+            return value
+
+        def evaluate() -> Tensor:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            value = backward(first)
+            for _ in range(parts - 1):
+                del value  # before the next pass, whose peak it is no part of
+                value = backward(batch())
+            return value
+
+        if not all(map(_requires_closure, optimizers)):
+            evaluate()
         for optimizer in optimizers:
-            optimizer.step()
+            _update(optimizer, evaluate)
 
     return step
+
+
+def _update(optimizer: Optimizer, evaluate: Callable[[], Tensor]) -> None:
+    try:
+        if not _requires_closure(optimizer):
+            optimizer.step()
+            return
+    except Exception:  # SAM of many authors: None is the default of what it cannot do without
+        if _closure_of_step(optimizer) is None:
+            raise
+    optimizer.step(evaluate)  # type: ignore[arg-type]
+
+
+def _requires_closure(optimizer: Optimizer) -> bool:
+    closure = _closure_of_step(optimizer)
+    return closure is not None and closure.default is closure.empty
+
+
+def _closure_of_step(optimizer: Optimizer) -> inspect.Parameter | None:
+    return inspect.signature(optimizer.step).parameters.get("closure")

@@ -24,6 +24,8 @@ from stepscope.record.dry.storage_log import NOTHING, HiddenBytes, Rule, exact_b
 # as they are, and copies four and more into eights). In channels-last nothing but the weights is copied. Without bf16
 # in hardware an expansion of every patch takes its place (im2col).
 
+AVX2 = 8  # channels of a block there: a pixel's kernel with a stride first collects what it reads of a sample
+_LINES = 128  # B
 _SMALL = 20_480  # elements: below this a single sample is not worth oneDNN (torch's ConvUtils)
 _FEW = 3  # channels, of a picture: the gradient of the weights reads no more of them without a copy
 _TILES_FIXED = 8_500  # B beyond the sample itself, of input and of gradient each
@@ -42,6 +44,8 @@ def convolution_forward(platform: Platform) -> Rule:
             return exact_bytes(max(_im2col_bytes(weight, out), out.nbytes))
         first, last = _has_fewer_channels_than_block(platform, x, groups), _is_channels_last(x)
         inputs = 0 if first or last else _blocked_bytes(platform, x)
+        if platform.block == AVX2 and all(k == 1 for k in weight.shape[2:]) and any(s != 1 for s in args[3]):
+            inputs += platform.threads * x.shape[1] * math.prod(out.shape[2:]) * x.element_size() + _LINES
         weights = _blocked_weight_bytes(platform, weight, groups, not first)
         result = 0 if last else _blocked_bytes(platform, out)
         return exact_bytes(max(inputs + weights + result - (0 if last else out.nbytes), result))
@@ -276,21 +280,15 @@ _CUDNN_EXPECTED = 0.25  # of the widest: most layers run without, a few with tra
 _CUDNN_RESERVED = 24  # B a unit of state and step: four gates, cell and output in float32
 
 
-def cudnn_forward(platform: Platform) -> Rule:
-    """aten::convolution."""
+def cudnn_convolution(platform: Platform) -> Rule:
+    """aten::convolution(input, weight, ...) and aten::convolution_backward(gradient, input, weight, ...)."""
 
     def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
-        return _cudnn_interval(args[0].shape[0] * math.prod(args[1].shape[1:]) * math.prod(out.shape[2:]), args[0])
-
-    return rule
-
-
-def cudnn_backward(platform: Platform) -> Rule:
-    """aten::convolution_backward."""
-
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
-        gradient, x, weight = args[:3]
-        return _cudnn_interval(x.shape[0] * math.prod(weight.shape[1:]) * math.prod(gradient.shape[2:]), x)
+        result, x, weight = args[:3] if "backward" in func.__name__ else (out, *args[:2])
+        most = min(
+            _CUDNN_MOST, x.shape[0] * math.prod(weight.shape[1:]) * math.prod(result.shape[2:]) * x.element_size()
+        )
+        return HiddenBytes(round(_CUDNN_EXPECTED * most), 0, most)
 
     return rule
 
@@ -308,12 +306,6 @@ def cudnn_lstm(platform: Platform) -> Rule:
 
 
 CUDNN_RULES: dict[str, Callable[[Platform], Rule]] = {
-    "convolution.default": cudnn_forward,
-    "convolution_backward.default": cudnn_backward,
+    **dict.fromkeys(CONVOLUTION_RULES, cudnn_convolution),
     **dict.fromkeys(LSTM_RULES, cudnn_lstm),
 }
-
-
-def _cudnn_interval(elements: int, x: Any) -> HiddenBytes:
-    most = min(_CUDNN_MOST, elements * x.element_size())
-    return HiddenBytes(round(_CUDNN_EXPECTED * most), 0, most)

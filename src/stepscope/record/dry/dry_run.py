@@ -17,14 +17,15 @@ from typing import Any
 import polars as pl
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import flop_registry
 
 from stepscope.record.dry import Job, Optimizers
-from stepscope.record.dry.fake_numbers import FakeMode
+from stepscope.record.dry.fake_numbers import FakeMode, fake_of_tensor
 from stepscope.record.dry.storage_log import NO_SAVED_HOOKS, HiddenBytes, Rule, StorageLog, nothing_hidden, peak_of
+from stepscope.record.dry.user_objects import copy_training
 from stepscope.record.ops.costs import count_op_flops, has_formula
 
 STEPS = 2
@@ -140,7 +141,7 @@ def preserve_rng_and_hide_warnings() -> Iterator[None]:
         yield
 
 
-def copy_on_fake(model: nn.Module, optimizers: Optimizers, mode: FakeTensorMode) -> tuple[nn.Module, Optimizers]:
+def copy_on_fake(model: nn.Module, optimizers: Optimizers, mode: FakeMode) -> tuple[nn.Module, Optimizers]:
     """A copy of both whose parameters, buffers and state have no numbers and need no memory; on the CPU's rules.
 
     What a model holds beside them is in both, where it is data or can have no copy.
@@ -150,18 +151,18 @@ def copy_on_fake(model: nn.Module, optimizers: Optimizers, mode: FakeTensorMode)
     for module in model.modules():
         for value in tree_leaves(vars(module)):
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and _is_tensor_of_data(value):
-                memo[id(value)] = _fake_tensor(value, mode)
+                memo[id(value)] = fake_of_tensor(value, mode)
             elif isinstance(value, in_both):
                 memo[id(value)] = value
     for parameter in [*model.parameters(), *_optimized_parameters(optimizers)]:
         if id(parameter) not in memo:
-            memo[id(parameter)] = nn.Parameter(_fake_tensor(parameter, mode), requires_grad=parameter.requires_grad)
+            memo[id(parameter)] = nn.Parameter(fake_of_tensor(parameter, mode), requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
-        memo[id(buffer)] = _fake_tensor(buffer, mode)
+        memo[id(buffer)] = fake_of_tensor(buffer, mode)
     for optimizer in optimizers:
         for state in optimizer.state.values():
-            memo.update({id(v): _fake_tensor(v, mode) for v in state.values() if isinstance(v, Tensor) and v.dim()})
-    return copy.deepcopy((model, optimizers), memo)
+            memo.update({id(v): fake_of_tensor(v, mode) for v in state.values() if isinstance(v, Tensor) and v.dim()})
+    return copy_training(model, optimizers, memo)
 
 
 _COPIED = 65_536  # elements at most of a table or mask that is no buffer, and keeps its numbers
@@ -187,7 +188,7 @@ def model_of(job: Job) -> nn.Module:
             return job.build()[0]
 
 
-def _build_on_fakes(job: Job, mode: FakeTensorMode) -> tuple[nn.Module, Optimizers]:
+def _build_on_fakes(job: Job, mode: FakeMode) -> tuple[nn.Module, Optimizers]:
     """Model and optimizers on fake tensors: made so, or where making looks at numbers, made really and then copied."""
     try:
         with mode:
@@ -199,18 +200,13 @@ def _build_on_fakes(job: Job, mode: FakeTensorMode) -> tuple[nn.Module, Optimize
     return copy_on_fake(model, optimizers, mode)
 
 
-def _fake_tensor(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
-    with mode:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-
-
-def _fake_nest(nest: Any, mode: FakeTensorMode) -> Any:
+def _fake_nest(nest: Any, mode: FakeMode) -> Any:
     """Tensors of a batch without their numbers; objects with attributes keep their type."""
     copies: dict[int, Any] = {}
 
     def leaf(value: Any) -> Any:
         if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
-            return _fake_tensor(value, mode).requires_grad_(value.requires_grad)
+            return fake_of_tensor(value, mode).requires_grad_(value.requires_grad)
         if isinstance(value, Tensor) or not hasattr(value, "__dict__"):
             return value
         if id(value) not in copies:

@@ -18,12 +18,13 @@ from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
+
+from stepscope.record.dry.missing_fake_rules import FILLED
 
 _aten = torch.ops.aten
 
@@ -61,6 +62,7 @@ class FakeMode(FakeTensorMode):
             (torch.utils, "swap_tensors", _set_data_from), (FakeTensor, "__deepcopy__", _deepcopy_fake),
             (fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN), (torch.UntypedStorage, "data_ptr", _fake_data_ptr),
             (FakeTensor, "__format__", _format_fake),
+            (torch.distributions.Distribution, "_validate_args", False),  # its parameters would have to show numbers
             *((owner, "isfinite", _fake_isfinite) for owner in (torch, Tensor)),
             *((owner, "all", _fake_all) for owner in (torch, Tensor)),
             (FakeTensor, "tolist", _fake_tolist), (torch._C, "_InferenceMode", _fake_inference_mode),
@@ -75,6 +77,20 @@ class FakeMode(FakeTensorMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._plain.pop().close()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        filled = FILLED[func](*args, **kwargs) if func in FILLED and isinstance(args[0], FakeTensor) else NotImplemented
+        if filled is not NotImplemented:
+            return filled
+        if func.is_view and args and isinstance(args[0], FakeTensor) and args[0].constant is not None:
+            return _view_of_known(func, args, kwargs)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        most = _KNOWN_OF_AN_ORDER if func in _ORDERS else _KNOWN
+        if func in _MAKERS and isinstance(out, FakeTensor) and out.constant is None and out.numel() <= most:
+            with _disable_current_modes():
+                _set_numbers(out, func(*args, **kwargs))
+        return out
 
 
 _plain_address, _plain_finite, _plain_all = torch.UntypedStorage.data_ptr, torch.isfinite, torch.all
@@ -222,16 +238,23 @@ def _deepcopy_fake(tensor: FakeTensor, memo: Any) -> Tensor:
     return copied
 
 
-def keep_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    """Give a small tensor without numbers, made of nothing but numbers, its own."""
-    most = _KNOWN_OF_AN_ORDER if func in _ORDERS else _KNOWN
-    if func in _MAKERS and isinstance(out, FakeTensor) and out.constant is None and out.numel() <= most:
+def fake_of_tensor(tensor: Tensor, mode: FakeMode) -> Tensor:
+    """Return a tensor without numbers in the place of one of the CPU; few whole numbers, as lengths are, are kept."""
+    with mode:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    whole = not (tensor.is_floating_point() or tensor.is_complex())
+    if whole and tensor.numel() <= _KNOWN and tensor.device.type == "cpu":
         with _disable_current_modes():
-            out.constant = func(*args, **kwargs)
-        out.fake_mode.fake_tensor_converter.add_constant_storage_mapping(out)
+            _set_numbers(fake, tensor.detach().clone())
+    return fake
 
 
-def view_of_known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _set_numbers(fake: Any, numbers: Tensor) -> None:
+    fake.constant = numbers
+    fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+
+
+def _view_of_known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return views of a tensor that keeps its numbers: they have theirs, and its memory, where torch would make new."""
     tensor: FakeTensor = args[0]
     numbers, tensor.constant = tensor.constant, None
@@ -242,8 +265,7 @@ def view_of_known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     with _disable_current_modes():
         parts = func(numbers, *args[1:], **kwargs)
     for view, part in zip(tree_leaves(out), tree_leaves(parts), strict=True):
-        view.constant = part
-        tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(view)
+        _set_numbers(view, part)
     return out
 
 
@@ -281,6 +303,8 @@ def data_dependent_result(func: Any, args: tuple[Any, ...]) -> Any:
     """Return what an op gives whose result depends on numbers, at its largest; NotImplemented for any other op."""
     if func is _aten.equal.default:
         return True
+    if func in _COMPARED and any(map(_is_made_up, args)) and all(getattr(arg, "ndim", 0) == 0 for arg in args):
+        return _fake_comparison(func, *args)
     if func is _aten.nonzero.default:
         return args[0].new_zeros((args[0].numel(), args[0].dim()), dtype=torch.long)
     if func is _aten.masked_select.default:
@@ -295,37 +319,27 @@ def data_dependent_result(func: Any, args: tuple[Any, ...]) -> Any:
     return NotImplemented
 
 
+_COMPARED = {getattr(getattr(_aten, name), kind) for name in ("lt", "le", "gt", "ge") for kind in ("Scalar", "Tensor")}
+
+
+def _is_made_up(number: Any) -> bool:
+    real = isinstance(number, FakeTensor) and number.is_floating_point()
+    return real and number.constant is None
+
+
+def _fake_comparison(func: Any, *numbers: Any) -> Any:
+    """Compare a number that is made up, as a loss: as the 1.0 that whoever reads it gets."""
+    out = func(*numbers)
+    with _disable_current_modes():
+        known = [torch.ones(()) if _is_made_up(number) else getattr(number, "constant", number) for number in numbers]
+        _set_numbers(out, func(*known))
+    return out
+
+
 def _fake_unique(tensor: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False) -> Any:
     """Return what torch.unique gives of numbers that are all different."""
     places = tensor.new_zeros(tensor.shape if inverse else 0, dtype=torch.long)
     return tensor.new_empty(tensor.numel()), places, tensor.new_zeros(tensor.numel() if counts else 0, dtype=torch.long)
-
-
-def _grouped_product(first: Tensor, second: Tensor, offs: Tensor | None = None, *_: Any, **_named: Any) -> Tensor:
-    """Return what aten::_grouped_mm gives: its own rule for tensors without numbers takes bfloat16 alone."""
-    groups: tuple[int, ...] = (int(first.shape[0]),) if first.dim() == second.dim() == 3 else ()
-    if first.dim() == second.dim() == 2 and offs is not None:  # the gradient of the experts' weights
-        groups = (int(offs.shape[0]),)
-    return first.new_empty(*groups, int(first.shape[-2]), int(second.shape[-1]))
-
-
-def _ctc_losses(
-    shares: Tensor, targets: Tensor, _input_lengths: Tensor, lengths: Tensor, *_: Any, **_named: Any
-) -> tuple[Tensor, Tensor]:
-    """Return what aten::_ctc_loss gives, of targets as long as they are, or can be where each has a row."""
-    numbers = getattr(lengths, "constant", None)
-    if numbers is None and targets.dim() < 2:
-        raise DynamicOutputShapeException(_aten._ctc_loss.Tensor)
-    with _disable_current_modes():
-        longest = int(targets.shape[1]) if numbers is None else max(numbers.tolist(), default=0)
-    many = int(lengths.numel())
-    return shares.new_empty(many), shares.new_empty(many, shares.shape[0], 2 * longest + 1)
-
-
-# Ops whose own rule for tensors without numbers is missing, or refuses what real ones take.
-FILLED: dict[Any, Callable[..., Any]] = {_aten._ctc_loss.Tensor: _ctc_losses}
-if hasattr(_aten, "_grouped_mm"):
-    FILLED[_aten._grouped_mm.default] = _grouped_product
 
 
 def _is_mask(index: Tensor | None) -> bool:

@@ -35,7 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from stepscope.record.dry.fake_numbers import FILLED, data_dependent_result, keep_numbers, view_of_known
+from stepscope.record.dry.fake_numbers import data_dependent_result
 from stepscope.record.dry.module_tracker import ModuleTracker, in_backward
 from stepscope.runfolder import MEMORY
 
@@ -211,6 +211,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def adopt(self, tensor: Tensor, category: str, module: str | None = None) -> None:
         """Count a tensor that is there already, or say what a known one is for."""
+        if is_functorch_wrapped_tensor(tensor):
+            return
         if tensor.layout is not torch.strided:
             for part in parts_of(tensor):
                 self.adopt(part, category, module)
@@ -378,10 +380,10 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = self._run_op(func, args, kwargs)
         self._places.note_node()
         if isinstance(out, Tensor):
-            if out.layout is torch.strided:
-                self._register(out)
-                if self._stands_for or self._larger:
-                    self._note_larger(func, args, out)
+            for part in parts_of(out):
+                self._register(part)
+            if out.layout is torch.strided and (self._stands_for or self._larger):
+                self._note_larger(func, args, out)
         elif isinstance(out, (tuple, list)):
             for leaf in tree_leaves(out):
                 if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
@@ -407,23 +409,17 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     then()
 
     def _run_op(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func in FILLED and _is_fake(args[0]):
-            return FILLED[func](*args, **kwargs)
         if self._value_of is not None and args and _is_fake(args[0]) and self._is_outside_modules():
             out = data_dependent_result(func, args)
             if out is not NotImplemented:
                 self.value_reads += 1
                 return out
-        if func.is_view and args and _is_fake(args[0]) and args[0].constant is not None:
-            return view_of_known(func, args, kwargs)
         try:
-            out = func(*args, **kwargs)
+            return func(*args, **kwargs)
         except NEEDS_NUMBERS:
             if self.note_impossible_op is not None and self._is_outside_modules():
                 self.note_impossible_op(self.last_op)
             raise
-        keep_numbers(func, args, kwargs, out)
-        return out
 
     def _known_or_made_up_number(self, tensor: Tensor, value_of: Callable[[Tensor], Any]) -> Any:
         """A count of steps, a size in a tensor are known; a loss, or a norm (Adafactor's), is made up."""
@@ -533,7 +529,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.evaluations += not learns
         self._enter_scene(TRAINING if learns else EVALUATION)
         for leaf in tree_leaves(args):
-            own = isinstance(leaf, Tensor) and not is_functorch_wrapped_tensor(leaf)
+            own = isinstance(leaf, Tensor) and not is_functorch_wrapped_tensor(leaf) and leaf.layout is torch.strided
             number = self._alive.get(leaf.untyped_storage()._cdata) if own else None
             if number is not None and self.storages[number].module is None and self.storages[number].category is None:
                 self.storages[number].category = "input"

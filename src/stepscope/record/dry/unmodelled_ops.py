@@ -40,7 +40,8 @@ def needs_no_workspace(func: Any, args: Any, kwargs: Any) -> bool:
             torch.complex128,
         )  # else it is copied as whole numbers
     if name in PLAIN_IN_ROWS:
-        return all(tensor.is_contiguous() for tensor in tensors) or _are_channels_last(tensors)
+        rows_alone = "softmax" in name or name.startswith("nll_loss")
+        return all(tensor.is_contiguous() for tensor in tensors) or (not rows_alone and _are_channels_last(tensors))
     if name in _SUMMED_IN_FLOAT and any(tensor.dtype in SIXTEEN_BITS for tensor in tensors):
         return False
     return name in PLAIN and all(_is_dense(tensor) for tensor in tensors)
@@ -95,27 +96,26 @@ def upper_bound(inputs: int, out: Any) -> int:
 # Of tensors that are dense. Copies, fills, products in float32, reductions and normalizations: most of what a training
 # runs. What sorts, transforms, solves, samples or scatters is not here.
 _PLAIN = """
-    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _local_scalar_dense _log_softmax _log_softmax_backward_data
-    _reshape_alias _softmax _softmax_backward_data _to_copy _unsafe_view addmm addmv amax amin arange avg_pool2d
-    avg_pool3d bernoulli_ binary_cross_entropy_backward
-    cat channel_shuffle clone constant_pad_nd copy_ dot elu_backward embedding embedding_dense_backward
+    _local_scalar_dense _reshape_alias _to_copy _unsafe_view addmm addmv amax amin arange avg_pool2d bernoulli_
+    binary_cross_entropy_backward cat channel_shuffle clone constant_pad_nd copy_ dot elu_backward embedding
     embedding_renorm_ empty_like exponential_ fill fill_ flip full_like gather hardtanh_backward index_add
-    leaky_relu_backward lift_fresh linalg_vector_norm masked_fill_ max max_pool2d_with_indices
-    max_pool3d_with_indices max_pool3d_with_indices_backward max_unpool2d max_unpool3d mean min mm
-    mse_loss_backward multi_margin_loss multi_margin_loss_backward mv new_empty new_empty_strided new_full new_ones
-    new_zeros nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward normal_ ones_like pixel_shuffle
-    pixel_unshuffle rand_like randn_like reflection_pad1d reflection_pad1d_backward reflection_pad2d
-    reflection_pad2d_backward repeat replication_pad1d replication_pad1d_backward replication_pad2d
-    replication_pad2d_backward resize_ rrelu_with_noise rrelu_with_noise_backward scalar_tensor scatter scatter_
-    scatter_add scatter_add_ select_backward slice_backward softplus_backward split_with_sizes_copy squeeze_ stack sum
-    transpose_ tril triu uniform_ unsafe_split upsample_nearest1d upsample_nearest2d_backward vdot
+    leaky_relu_backward lift_fresh linalg_vector_norm masked_fill_ max max_pool2d_with_indices mean min mm
+    mse_loss_backward mv new_empty new_empty_strided new_full new_ones new_zeros normal_ ones_like pixel_shuffle
+    pixel_unshuffle rand_like randn_like repeat resize_ rrelu_with_noise rrelu_with_noise_backward scalar_tensor
+    scatter scatter_ scatter_add scatter_add_ select_backward slice_backward softplus_backward split_with_sizes_copy
+    squeeze_ stack sum transpose_ tril triu uniform_ unsafe_split upsample_nearest1d upsample_nearest2d_backward vdot
     zero_ zeros_like
 """
 # Of tensors that are contiguous: any other is copied first.
 _PLAIN_IN_ROWS = """
-    _native_batch_norm_legit avg_pool2d_backward avg_pool3d_backward max_pool2d_with_indices_backward
-    native_batch_norm native_batch_norm_backward
-    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward
+    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _log_softmax _log_softmax_backward_data
+    _native_batch_norm_legit _softmax _softmax_backward_data avg_pool2d_backward avg_pool3d avg_pool3d_backward
+    embedding_dense_backward max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
+    max_unpool2d max_unpool3d multi_margin_loss multi_margin_loss_backward native_batch_norm
+    native_batch_norm_backward native_group_norm native_group_norm_backward native_layer_norm
+    native_layer_norm_backward nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward
+    reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward replication_pad1d
+    replication_pad1d_backward replication_pad2d replication_pad2d_backward
 """
 # In 16 bits these have the result once more in float32.
 _SUMMED_IN_FLOAT = frozenset(("gather", "scatter", "scatter_", "scatter_add", "scatter_add_"))

@@ -18,6 +18,16 @@ from stepscope.record.dry import Job, Optimizers
 from stepscope.record.dry.fake_numbers import FakeMode
 
 
+def copy_training(model: nn.Module, optimizers: Optimizers, memo: dict[int, Any]) -> tuple[nn.Module, Optimizers]:
+    """Return a copy of both, with what an optimizer holds beside groups and state: torch's copy of it is without."""
+    copied: tuple[nn.Module, Optimizers] = copy.deepcopy((model, optimizers), memo)
+    for optimizer, new in zip(optimizers, copied[1], strict=True):
+        for name, value in vars(optimizer).items():
+            if name not in vars(new) and not callable(value):  # a function, as a scheduler's step, is the original's
+                setattr(new, name, copy.deepcopy(value, memo))
+    return copied
+
+
 @contextlib.contextmanager
 def model_to_train(job: Job) -> Iterator[tuple[nn.Module, Optimizers]]:
     """Give a model and optimizers that real steps may change.
@@ -30,7 +40,7 @@ def model_to_train(job: Job) -> Iterator[tuple[nn.Module, Optimizers]]:
         return
     trained: tuple[nn.Module, Optimizers] | None = None
     with contextlib.suppress(Exception):  # a user's object may hold what cannot be copied: a lock, an open file
-        trained = copy.deepcopy((model, optimizers))
+        trained = copy_training(model, optimizers, {})
     # a loss may use a layer by itself, which is no part of the copied model: its gradient is the original's
     with _restore_gradients_after(model, optimizers):
         if trained is not None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stepscope.record.dry.arithmetic_workspaces import ARITHMETIC_RULES
-from stepscope.record.dry.convolution_workspaces import CONVOLUTION_RULES, CUDNN_RULES, fits_no_block
+from stepscope.record.dry.convolution_workspaces import AVX2, CONVOLUTION_RULES, CUDNN_RULES, fits_no_block
 from stepscope.record.dry.fused_layer_workspaces import ATTENTION_RULES, LSTM_RULES
 from stepscope.record.dry.platform import Platform
 from stepscope.record.dry.storage_log import NOTHING, HiddenBytes, Rule
@@ -71,10 +71,10 @@ class Workspaces:
         if func not in self._rule_by_op:
             self._rule_by_op[func] = self._rules.get(func.__name__)
         rule = self._rule_by_op[func]
-        if rule is None:
+        if rule is None or any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args):
             return self._workspace_without_rule(func, args, kwargs, out)
         hidden = rule(func, args, kwargs, out)
-        fitted = hidden.output_sizes or not _is_unfitted_convolution(func, args) or self.platform.kind != "cpu"
+        fitted = hidden.output_sizes or self.platform.kind != "cpu" or not self._is_unfitted_convolution(func, args)
         if fitted and not self.probed:
             return hidden
         name = signature(func, args)
@@ -85,8 +85,8 @@ class Workspaces:
         if fitted:
             return hidden
         self.uncovered.add(name)
-        most = hidden.high + _unfitted_bound(args)
-        return HiddenBytes(hidden.expected, hidden.low, most, call=name, samples=_first_argument_length(args))
+        most, least = hidden.high + _unfitted_bound(args), 0 if self.platform.block == AVX2 else hidden.low
+        return HiddenBytes(hidden.expected, least, most, call=name, samples=_first_argument_length(args))
 
     def _workspace_without_rule(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
@@ -112,6 +112,22 @@ class Workspaces:
         expected = like.bytes(size)
         return HiddenBytes(expected, 0, round(_OF_ITS_LIKE * expected) + _LITTLE, call=call)
 
+    def _is_unfitted_convolution(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Return whether a convolution is none of those that the rules were fitted on: flat, dense and as stored."""
+        if not func.__name__.startswith("convolution"):
+            return False
+        backward = "backward" in func.__name__
+        x, weight = (args[1], args[2]) if backward else (args[0], args[1])
+        dilation, transposed = (args[6], args[7]) if backward else (args[5], args[6])
+        strided = not (x.is_contiguous() and weight.is_contiguous())
+        stride, padding, groups = (*args[4:6], args[9]) if backward else (*args[3:5], args[8])
+        padded = any(padding) and all(k == 1 for k in weight.shape[2:])  # patches of one pixel, some of them of zeros
+        sparse = x.dim() == 3 and any(s != 1 for s in stride)
+        odd = padded or (groups > 1 and (sparse or x.dtype != torch.float32 or fits_no_block(x, weight, groups)))
+        if self.platform.block == AVX2 and _differs_on_avx2(x, weight, groups):
+            return True
+        return bool(x.dim() > 4 or transposed or strided or odd or any(d != 1 for d in dilation))
+
 
 _OF_ITS_LIKE, _LITTLE = 1.25, 65_536  # an op of other sizes than the one that was probed; B
 
@@ -131,20 +147,15 @@ def _interval_of_rules(rules: list[Rule]) -> Rule:
     return rule
 
 
-def _is_unfitted_convolution(func: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether a convolution is none of those that the rules were fitted on: flat, dense and as stored."""
-    if not func.__name__.startswith("convolution"):
-        return False
-    backward = "backward" in func.__name__
-    x, weight = (args[1], args[2]) if backward else (args[0], args[1])
-    dilation, transposed = (args[6], args[7]) if backward else (args[5], args[6])
-    strided = not (x.is_contiguous() and weight.is_contiguous())
-    stride, padding, groups = (*args[4:6], args[9]) if backward else (*args[3:5], args[8])
-    padded = any(padding) and all(k == 1 for k in weight.shape[2:])  # patches of one pixel, some of them of zeros
-    sparse = x.dim() == 3 and any(s != 1 for s in stride)
-    odd = padded or (groups > 1 and (sparse or x.dtype != torch.float32 or fits_no_block(x, weight, groups)))
-    return bool(x.dim() > 4 or transposed or strided or odd or any(d != 1 for d in dilation))
+def _differs_on_avx2(x: Tensor, weight: Tensor, groups: int) -> bool:
+    """Return whether a convolution is one of those that the rules of AVX-512 missed by far, of 810 on AVX2."""
+    sizes = tuple(weight.shape[2:])
+    if groups > 1:
+        return not (groups == x.shape[1] == weight.shape[0] and all(k == _DEPTHWISE for k in sizes))
+    return bool(x.shape[1] < _FEW or (x.shape[1] < AVX2 and all(k == 1 for k in sizes)))
 
+
+_DEPTHWISE, _FEW = 3, 3  # pixels of a kernel, and channels of a picture, that have kernels of their own
 
 # Seen beyond the rules (forward and backward of one op, float32, AVX-512): 3.2 times the weights of a dilated kernel of
 # 960 to 256 channels, 3.0 of 512 to 512 in three dimensions, 2.0 of the same with channels innermost.
