@@ -177,6 +177,8 @@ def test_settings_that_the_intervals_do_not_tell_from_the_best_are_named(tmp_pat
     assert "Not distinguishable" not in alone.answer
     both = answer_study(replace(SMALL, batch=(16, 32)), tmp_path / "t", child=CHILD)  # which do the same there
     assert "Not distinguishable from it: batch 32, replay all." in both.answer
+    single = answer_study(replace(SMALL, seeds=1), tmp_path / "u", child=CHILD)
+    assert single.answer.startswith("Best after 3 days, by one seed: ")
 
 
 def test_energy_is_a_share_of_the_battery_and_simulated_energy_says_so(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from stepscope.experiments.observations import (
     all_observations,
     discover_observation_files,
 )
-from stepscope.experiments.observations._evidence import BOARDS_GPU, Evidence, _power_of_rails
+from stepscope.experiments.observations._evidence import BOARDS_GPU, RUNS, Evidence, _power_of_rails
 from stepscope.experiments.observations._measurements import gather_measurements, planned_measurements
 from stepscope.experiments.observations._statistics import Comparison, judge_models, judge_run_shares
 from stepscope.experiments.observations.study import judge_all
@@ -100,6 +100,13 @@ def test_with_the_behaviour_reversed_every_verdict_flips(contrary: Evidence, num
 def test_one_claim_of_two_that_fails_is_enough(tmp_path: Path, number: int, change: dict[str, Any]) -> None:
     found = judged(number, board_evidence(tmp_path, Behaviour(**change)))
     assert found.outcome == FAILS, found.why
+
+
+def test_of_a_device_with_one_core_no_fewer_threads_are_asked_for() -> None:
+    row = {"run": "r", "workload": "net", "device": "cpu", "batch": 4, "threads": 1, "cores": 1}
+    verdict = judged(1, Evidence(pl.DataFrame([row], schema=RUNS)))
+    assert (verdict.outcome, verdict.why.count("there is one core")) == (UNKNOWN, 2)
+    assert "--threads" not in verdict.why
 
 
 def test_parameters_that_grow_with_the_batch_are_against_observation_nine() -> None:

@@ -23,7 +23,6 @@ from stepscope.experiments.partial.study import (
     pareto_front,
     partial_plan,
     partial_settings,
-    unbeaten,
 )
 from stepscope.report.charts.comparison import partial_charts
 from stepscope.report.study_results import render, save_figures
@@ -122,8 +121,16 @@ def test_all_of_the_filters_is_the_same_training_as_all() -> None:
 
 
 def test_a_point_is_unbeaten_where_nothing_is_better_at_both() -> None:
-    assert unbeaten({"a": (1, 50), "b": (2, 60), "c": (2, 55), "d": (3, 60)}) == {"a", "b"}
-    assert unbeaten({"a": (1, 50), "b": (1, 50)}) == {"a", "b"}
+    ways = [
+        _outcome("all", 50, 1, 0),
+        _outcome("last", 60, 2, 0),
+        _outcome("bias", 55, 2, 0),
+        _outcome("lora", 60, 3, 0),
+    ]
+    assert pareto_front(ways, "time_s") == {"all", "last"}
+    assert pareto_front([ways[0], replace(ways[1], time_s=ways[0].time_s, accuracy=ways[0].accuracy)], "time_s") == {
+        "all", "last"
+    }  # fmt: skip
 
 
 def _outcome(way: str, percent: float, seconds: float, half: float, peak: float = 1e6) -> SettingOutcome:

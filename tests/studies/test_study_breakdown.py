@@ -98,6 +98,7 @@ def test_a_model_of_either_that_was_edited_meanwhile_is_refused(tmp_path: Path) 
     asked = Breakdown(tuple(f"{file}:net" for file in files))
     nothing = Plan([], lambda results: Findings("b", "", ()))
     answer_study(asked, tmp_path / "study", plan=nothing)
+    (tmp_path / "study" / "findings.json").touch()  # else nothing of it has ended that could be mixed
     answer_study(asked, tmp_path / "study", plan=nothing)
     for file in files:
         file.write_text("size = 2", encoding="utf-8")

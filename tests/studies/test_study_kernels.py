@@ -326,6 +326,19 @@ def _layers(model: nn.Module, batch: torch.Tensor) -> list[Kernel]:
     return kernels_of(own, 2, OPS)
 
 
+def test_calls_that_name_their_tensors_are_counted_as_others() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(5, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(input=x, weight=self.weight)
+
+    (linear,) = [kernel for kernel in _layers(Named(), torch.ones(2, 4)) if kernel.op == "linear"]
+    assert (linear.sizes["inputs"], linear.gradients) == (4, {(True, False): 1})
+
+
 def test_only_the_gradients_that_a_step_takes_are_counted() -> None:
     class Layers(nn.Module):
         def __init__(self) -> None:

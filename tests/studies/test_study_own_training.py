@@ -12,6 +12,8 @@ from stepscope import workloads
 from stepscope.__main__ import main
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.engine import answer_study
+from stepscope.experiments.engine.folder import StudyFolder
+from stepscope.experiments.engine.sweep_points import training_file_digests
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PrecisionSweep, ThreadSweep, TrainingSetting
 from stepscope.experiments.sweeps.user_training import TASK, _StopAtLimit, fill_placeholders, is_user_training
 from stepscope.request import is_function
@@ -77,6 +79,42 @@ def test_a_training_that_was_edited_amid_its_study_is_refused_and_says_what_to_d
     with pytest.raises(UsageError, match=rf"(?s)the training has changed since .*  {file}: ") as refused:
         answer_study(request, folder / "study")
     assert "--out" in str(refused.value.hint)
+
+
+def test_what_a_training_imports_from_beside_it_is_a_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = {
+        "train.py": "import json, torch\nimport parts.model\n\n\ndef main():\n    import settings\n",
+        "parts/__init__.py": "", "parts/model.py": "from . import layers\n", "parts/layers.py": "WIDTH = 8\n",
+        "settings.py": "RATE = 0.1\n", "other.py": "", "broken.py": "import settings\n(",
+    }  # fmt: skip
+    (tmp_path / "parts").mkdir()
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    parts = {"parts/__init__.py", "parts/layers.py"}
+    whole = {"train.py", "settings.py", "parts/model.py", *parts}
+    assert {*training_file_digests("train.py")} == whole
+    assert training_file_digests(str(tmp_path / "train.py")) == training_file_digests("train.py")
+    assert {*training_file_digests("parts.model:make")} == {"model.py", *parts}
+    assert {*training_file_digests("broken.py")} == {"broken.py"}
+    before = training_file_digests("train.py")
+    (tmp_path / "parts/layers.py").write_text("WIDTH = 9\n")
+    assert {name for name, digest in training_file_digests("train.py").items() if digest != before[name]} == {
+        "parts/layers.py"
+    }
+
+
+def test_a_study_without_a_result_begins_anew_with_the_training_that_was_mended(tmp_path: Path) -> None:
+    begun = StudyFolder(tmp_path / "study", "threads", {"steps": 6}, {"train.py": "broken"})
+    with begun.locked(), pytest.raises(UsageError, match="the training has changed since"):
+        StudyFolder(tmp_path / "study", "threads", {"steps": 6}, {"train.py": "mended"})
+    mended = StudyFolder(tmp_path / "study", "threads", {"steps": 9}, {"train.py": "mended"})
+    mended.store_result("a", {"status": "ok"})
+    StudyFolder(tmp_path / "study", "threads", {"steps": 9}, {"train.py": "mended"})
+    with pytest.raises(UsageError, match="begun with other settings"):
+        StudyFolder(tmp_path / "study", "threads", {"steps": 6}, {"train.py": "mended"})
 
 
 def test_the_threads_of_a_script_are_studied_by_the_command_that_says_so(

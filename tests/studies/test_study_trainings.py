@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from hypothesis import given
@@ -25,7 +26,14 @@ from stepscope.experiments.engine.sweep_points import in_rounds
 from stepscope.experiments.observations import Observations
 from stepscope.experiments.paper_2019 import Paper2019
 from stepscope.experiments.partial import PartialTraining
-from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PrecisionSweep, ThreadSweep, TrainingSetting
+from stepscope.experiments.sweeps import (
+    BatchSweep,
+    OptimizerSweep,
+    PrecisionSweep,
+    ThreadSweep,
+    TrainingRules,
+    TrainingSetting,
+)
 from stepscope.experiments.sweeps.optimizers import (
     KINDS,
     OptimizerKind,
@@ -39,6 +47,7 @@ from stepscope.experiments.sweeps.results import (
     BestSetting,
     SettingCost,
     _flag_summary,
+    _limit_notes,
     _smallest_saturating_batch,
     axis_sweep,
     best_settings,
@@ -118,6 +127,17 @@ def test_figures_and_page_of_trainings_are_drawn(tmp_path: Path) -> None:
     drawn = setting_charts(findings.frames)
     assert set(drawn) == {"by-setting", "loss-by-step"}
     assert "Sweet spots" in render(findings, drawn)
+
+
+@pytest.mark.parametrize(("high", "end"), [(66_000.0, 625.0), (300.0, None), (None, None)])
+def test_an_interval_far_beyond_the_values_does_not_flatten_them_in_the_figure(
+    high: float | None, end: float | None
+) -> None:
+    rows = [("batch 4", 4.0, "throughput", 160.0, 150.0, 170.0), ("batch 16", 16.0, "throughput", 250.0, 10.0, high)]
+    frame = pl.DataFrame(rows, ["label", "at", "quantity", "value", "low", "high"], orient="row")
+    draw, _ = setting_charts({"by-setting": frame})["by-setting"]
+    scales = [layer["encoding"]["y"].get("scale") for layer in draw(700).to_dict()["concat"][0]["layer"]]
+    assert scales[0].get("domainMax") == end
 
 
 def test_optimizers_have_a_target_that_all_reach_and_the_missing_are_named(
@@ -250,8 +270,10 @@ def test_from_which_batch_on_it_is_fast_is_said_where_the_intervals_tell() -> No
 def test_a_single_repeat_names_no_best_and_flags_that_differ_are_a_range() -> None:
     assert [best.alike for best in best_settings(_costs({1: 50.0, 8: 96.0}, 1, 1.0), [SPEED])] == [None]
     assert [best.alike for best in best_settings(_costs({1: 50.0, 8: 96.0}, 2, 1.0), [SPEED])] == [()]
-    load = "background CPU load: {} cores"
-    assert _flag_summary([load.format(1.6), load.format(1.1), load.format(1.3)]) == load.format("between 1.1 and 1.6")
+    load, setting = "background CPU load of {} cores", TrainingSetting("net")
+    flagged = [TrainingRun(setting, n, "ok", flags=(load.format(cores),)) for n, cores in enumerate((1.6, 1.1, 1.3))]
+    notes = list(_limit_notes(axis_sweep("batch", "net"), [], flagged, TrainingRules()))
+    assert f"3 of 3 runs: {load.format('between 1.1 and 1.6')}" in notes
     assert _flag_summary([load.format(1.6)] * 2) == load.format(1.6)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def small_sweep(path: Path, *names: str, time_limit_s: float = HANG_S, **axes: A
     grid = Grid(**{"repeats": 1, **axes})
     plan = {
         "name": path.name, "created": "now", "tier": None, "device": {"cpu": "none"}, "versions": {}, "argv": [],
-        "rules": RunRules(steps=6, time_limit_s=time_limit_s).to_dict(), "limits": {"memory": None},
+        "rules": asdict(RunRules(steps=6, time_limit_s=time_limit_s)), "limits": {"memory": None},
         "order": [point.to_dict() for point in grid.points(entries, seed=0)],
     }  # fmt: skip
     return SweepFolder.create(path, plan, entries)

@@ -60,10 +60,10 @@ def test_a_plan_that_cannot_be_is_refused(hostile: str, plan: dict[str, Any], tm
 
 
 def test_a_study_goes_on_with_the_data_that_it_began_with(tmp_path: Path) -> None:
-    def begin(data: str) -> None:
-        StudyFolder(tmp_path / "s", "batch", {}, where={"device": "a board", "data": {"data of lenet": data}})
+    def begin(data: str) -> StudyFolder:
+        return StudyFolder(tmp_path / "s", "batch", {}, where={"device": "a board", "data": {"data of lenet": data}})
 
-    begin("mnist-5k")
+    begin("mnist-5k").store_result("a", {"status": "ok"})
     begin("mnist-5k")
     with pytest.raises(UsageError, match='data of lenet: "mnist-5k" -> "mnist"'):  # which was fetched meanwhile
         begin("mnist")
@@ -195,6 +195,33 @@ def test_going_on_with_a_sweep_of_one_s_own_programs_needs_no_word_more(
     Path("s/sweep.json").write_text(json.dumps(content))
     with pytest.raises(UsageError, match=r"would run other.py"):
         resume_sweep(SuiteRun(resume=True), Path("s"))
+
+
+def test_options_of_a_sweep_that_goes_on_are_compared_alone_and_the_way_that_the_refusal_names_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "other.py", "third.py"):
+        Path(name).write_text("print('it trains')\n", encoding="utf-8")
+    new_sweep(SuiteRun(workloads=("train.py", "other.py"), steps=2, repeats=2, threads=(1,)), Path("s"), print)
+    content = json.loads(Path("s/sweep.json").read_text())
+    Path("s/sweep.json").write_text(json.dumps({**content, "seal": None}))  # as of somebody else
+    with pytest.raises(UsageError, match=r"would run other\.py, train\.py") as refused:
+        resume_sweep(SuiteRun(resume=True), Path("s"))
+    assert refused.value.hint == "name what you trust: stepscope suite run other.py train.py --resume --out s"
+    whole = ("train.py", "other.py")
+    same: tuple[dict[str, Any], ...] = ({}, {"steps": 2}, {"repeats": 2, "threads": (1,)})
+    for options in same:
+        assert resume_sweep(SuiteRun(workloads=whole, resume=True, **options), Path("s")).order
+    others: dict[str, Any] = {"repeats": 3, "threads": (2,), "seconds": 9.0, "seed": 1}
+    for name, value in others.items():
+        with pytest.raises(UsageError, match="was begun otherwise") as refused:
+            resume_sweep(SuiteRun(workloads=whole, resume=True, **{name: value}), Path("s"))
+        assert len(str(refused.value).splitlines()) <= 3
+    with pytest.raises(UsageError, match=r"workload: other.py, train.py -> other.py, third.py, train.py"):
+        resume_sweep(SuiteRun(workloads=(*whole, "third.py"), resume=True), Path("s"))
+    Path("s/sweep.json").write_text(json.dumps(content))
+    assert resume_sweep(SuiteRun(workloads=("train.py",), resume=True), Path("s")).order
 
 
 @pytest.mark.parametrize(

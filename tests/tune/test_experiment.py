@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from tests.tune.fake_training import FACTS, FakePlace, FakeTraining
 
+from stepscope.__main__ import main
 from stepscope.api.tune import run_tune_request
 from stepscope.cli.tune import _write_config
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.engine.folder import StudyFolder
-from stepscope.experiments.tune import TuneRequest
+from stepscope.experiments.tune import TuneRequest, experiment
 from stepscope.experiments.tune.changes import Change, all_changes, select_changes
 from stepscope.experiments.tune.config import read_config
 from stepscope.experiments.tune.judge import gains, judge
@@ -378,6 +379,18 @@ def test_ctrl_c_keeps_what_is_known_and_the_same_folder_goes_on() -> None:
     assert second.arms["channels_last"].pairs[: known["channels_last"]] == first.arms["channels_last"].pairs
 
 
+def test_the_command_that_goes_on_writes_the_configuration_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = FakeTraining({})
+    training.interrupt_after = 1
+    tuned = training.tuning()
+    monkeypatch.setattr("stepscope.api.tune.run_tune_request", lambda *_, **__: (judge(tuned, "t"), tuned))
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", "train.py", "--apply", "x.toml", "--out", "o", "-q", "--", "--lr", "1"]) == 130
+    assert "go on with: stepscope tune --apply x.toml --out o -- train.py --lr 1\n" in capsys.readouterr().err
+
+
 class InterruptedAtTheEnd(FakeTraining):
     def open_training(self, changes: Sequence[Change], facts: Mapping[str, Any]) -> FakePlace:
         if self.opened:
@@ -704,3 +717,26 @@ def test_for_memory_the_check_at_the_end_is_what_the_sentence_says_and_can_refut
     assert judge(none, "t").answer == (
         "malloc-keep won the search and took 1.0 % more memory in the check at the end: leave the training as it is."
     )
+
+
+@pytest.mark.parametrize("loading", [0.0, 0.3, 0.9])
+def test_each_change_within_a_process_gets_one_pair_however_little_time_there_is(loading: float) -> None:
+    training = FakeTraining({"fused": 0.7})
+    training.facts["data_share"] = loading
+    tuned = training.tuning(seconds=1e-9)
+    within = [arm for arm in tuned.arms.values() if not arm.at_start and not tuned.known[arm.name].refused]
+    assert [len(arm.pairs) for arm in within] == [1] * len(within)
+    assert len(within) > 3
+    assert "No time was left to try" in judge(tuned, "t").answer
+
+
+def test_the_start_of_a_training_is_none_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(FakeTraining):
+        def open_training(self, changes: Any, facts: Mapping[str, Any]) -> Any:
+            now[0] += 0 if changes else 60 * 10**9
+            return super().open_training(changes, facts)
+
+    now = [0]
+    monkeypatch.setattr(experiment, "monotonic_ns", lambda: now[0])
+    tuned = Slow({"fused": 0.7}).tuning(seconds=30.0, only=("fused",))
+    assert len(tuned.arms["fused"].pairs) >= 6

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 import stepscope
 import stepscope.api.tune as tune_module
@@ -22,7 +26,7 @@ from stepscope.errors import UsageError
 from stepscope.experiments.tune import block_runner
 from stepscope.experiments.tune.block_runner import LocalTraining, runner_for_loop
 from stepscope.experiments.tune.changes import all_changes, changes_applied
-from stepscope.experiments.tune.loop_protection import HeldInterrupts, NotPutBack, parts_of_step, recompiled_after
+from stepscope.experiments.tune.loop_protection import HeldInterrupts, NotPutBack, StepState, recompiled_after
 from stepscope.experiments.tune.process import TrainingEnded
 from stepscope.experiments.tune.training import Targets
 from stepscope.experiments.tune.training_state import State
@@ -85,6 +89,150 @@ def test_a_scheduler_an_average_and_a_generator_that_nobody_named_are_put_back()
         assert trainer.draws["numpy"].bit_generator.state == drawn[1]
 
 
+_updates = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has no dictionary of attributes."""
+
+    moves: int = 0
+
+
+class Environment:
+    """As of reinforcement learning: what it is in is an attribute, an array, and a generator of its own."""
+
+    def __init__(self) -> None:
+        self.draws, self.position, self.visited = np.random.default_rng(0), np.zeros(2), deque[float](maxlen=3)
+        self.about, self.counts = SimpleNamespace(episodes=0), Counts()
+
+    def move(self) -> float:
+        self.position += self.draws.normal(size=2)
+        self.position = self.position * 0.9
+        self.visited.append(float(self.position[0]))
+        self.about.episodes += 1
+        self.counts.moves += 1
+        self._count()
+        return float(self.position.sum())
+
+    def _count(self) -> None:
+        global _updates
+        _updates += 1
+
+
+class Counting(nn.Module):
+    """A model that keeps what is no tensor in an object of the user's, and is watched by a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.own = nn.Linear(4, 1), Environment()
+        self.outputs: list[float] = []
+        outputs = self.outputs
+        self.layer.register_forward_hook(lambda module, args, output: outputs.append(output.sum().item()))
+        self.layer.weight.register_hook(self._seen)  # type: ignore[no-untyped-call]
+
+    def _seen(self, gradient: torch.Tensor) -> torch.Tensor:
+        self.own.about.episodes += 1
+        return gradient
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.layer(batch) * self.own.move()  # type: ignore[no-any-return]
+
+
+def test_what_a_step_changes_by_name_is_put_back_as_the_objects_that_it_is() -> None:
+    model, optimizer, step = _loop(Counting())
+    environment = Environment()
+    memory: list[Any] = [torch.zeros(2), {"best": torch.ones(1)}]
+    history, hidden, warm = [0.5], torch.zeros(1), 1
+    replay, place = np.zeros((4, 1)), 0
+
+    def whole(batch: torch.Tensor) -> torch.Tensor:
+        nonlocal hidden, warm, place
+        warm, place = warm + 1, (place + 1) % 4
+        loss = step(batch) + environment.move() + hidden
+        hidden = loss.detach()
+        replay[place] = loss.item()
+        memory[0].data.lerp_(torch.ones(2), 0.1)
+        memory[1]["best"] = torch.maximum(memory[1]["best"], hidden)
+        history.append(loss.item())
+        vars(whole)["calls"] = vars(whole).get("calls", 0) + 1
+        return loss
+
+    def state() -> Any:
+        own = [copy.deepcopy(vars(part)) for part in (environment, model.own)]
+        for content in own:
+            content["draws"] = content["draws"].bit_generator.state
+        texts = repr((_updates, own, memory, history, hidden, warm, replay, place, vars(whole), model.outputs))
+        return texts, list(map(id, (environment.position, memory[0], history, replay)))
+
+    before = state()
+    bench = runner_for_loop(whole, [BATCH], Targets((model,), (optimizer,)), (), 1)
+    bench.run_block(["foreach"], 1, 2)
+    bench.measure_losses([], 2)
+    assert state() == before
+    whole(BATCH)
+    assert state() != before
+
+
+def test_a_data_set_that_counts_is_put_back_and_objects_of_libraries_are_left_alone() -> None:
+    class Numbers(IterableDataset[torch.Tensor]):
+        place = 0
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            while True:
+                self.place += 1
+                yield torch.full((4,), float(self.place))
+
+    model, optimizer, inner = _loop()
+    log = logging.Logger("of a library")
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        log.setLevel(log.level + 1)
+        return inner(batch)
+
+    numbers = Numbers()
+    bench = runner_for_loop(step, DataLoader(numbers, batch_size=2), Targets((model,), (optimizer,)), (), 1)
+    bench.run_block([], 1, 2)
+    assert numbers.place == 0
+    assert log.level == 5, "two steps are observed, three are in the block"
+
+
+def test_a_step_that_draws_from_an_iterator_of_its_own_is_refused_and_one_that_has_another_is_not() -> None:
+    class WithIterators:
+        def __init__(self) -> None:
+            self.model, self.optimizer, self.inner = _loop()
+            self.training, self.testing = iter([BATCH] * 9), iter([BATCH])
+
+        def train(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.inner(self.draw() if batch.sum() < 0 else batch)
+
+        def draw(self) -> torch.Tensor:
+            return next(self.training)
+
+    trainer, noise = WithIterators(), (torch.rand(4) for _ in range(9))
+    with pytest.raises(UsageError, match=r"draws from 'training' \(list_iterator\), which cannot be put back"):
+        StepState([trainer.train])
+    with pytest.raises(UsageError, match="draws from 'noise'"):
+        StepState([lambda batch: trainer.inner(batch + next(noise))])
+    assert trainer.optimizer in StepState([trainer.inner]).parts
+    assert trainer.optimizer in StepState([lambda batch: trainer.inner(batch)]).parts
+
+
+def test_a_tensor_too_large_to_be_kept_is_watched_and_told_where_the_step_changes_it() -> None:
+    model, optimizer, inner = _loop()
+    table, data = torch.zeros(20, 500_000), torch.ones(20, 500_000)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        table[0] += 1
+        return inner(batch * data[0, :4])
+
+    with pytest.raises(NotPutBack, match="the step changes a tensor of 20x500000 that others="):
+        runner_for_loop(step, [BATCH], Targets((model,), (optimizer,)), (), 1)
+    table.zero_()
+    runner_for_loop(step, [BATCH], Targets((model,), (optimizer,)), (table,), 1).run_block([], 0, 1)
+    assert not table.any()
+
+
 _scheduler: torch.optim.lr_scheduler.LRScheduler
 
 
@@ -116,9 +264,9 @@ def test_what_a_function_of_the_users_reaches_in_its_turn_is_a_part_and_what_a_l
         def __class__(self, value: Any) -> None: ...
 
     step.__defaults__ = (Proxy(), _scheduler)
-    assert parts_of_step(step) == (_scheduler,)
-    assert parts_of_step(torch.nn.functional.relu) == ()
-    assert parts_of_step(print) == ()
+    assert StepState([step]).parts == [_scheduler]
+    assert StepState([torch.nn.functional.relu]).parts == []
+    assert StepState([print]).parts == []
 
 
 def test_parts_within_lists_dictionaries_and_tuples_of_the_others_are_put_back() -> None:
@@ -182,12 +330,18 @@ def test_ctrl_c_while_a_block_is_put_back_waits_until_it_is(monkeypatch: pytest.
     assert all(torch.equal(old, new) for old, new in zip(weights, model.parameters(), strict=True))
 
 
+class Heard:
+    """What a class holds is not put back, unlike what is in a step's own lists."""
+
+    signals: ClassVar[list[int]] = []
+
+
 def test_ctrl_c_within_a_step_is_the_trainings_own_and_a_handler_that_a_step_sets_stays() -> None:
     model, optimizer, step = _loop()
-    heard: list[int] = []
+    Heard.signals.clear()
 
     def own(number: int, frame: object) -> None:
-        heard.append(number)
+        Heard.signals.append(number)
 
     def interrupted(batch: torch.Tensor) -> torch.Tensor:
         loss = step(batch)
@@ -199,13 +353,13 @@ def test_ctrl_c_within_a_step_is_the_trainings_own_and_a_handler_that_a_step_set
     try:
         runner_for_loop(interrupted, [BATCH], Targets((model,), (optimizer,)), (), 1)
         assert signal.getsignal(signal.SIGINT) is own
-        assert heard == [signal.SIGINT] * 2
+        assert Heard.signals == [signal.SIGINT] * 2
         with HeldInterrupts() as interrupts:
             signal.raise_signal(signal.SIGINT)
-            assert len(heard) == 2
+            assert len(Heard.signals) == 2
             with interrupts.released():
-                assert len(heard) == 3
-        assert len(heard) == 3
+                assert len(Heard.signals) == 3
+        assert len(Heard.signals) == 3
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -295,6 +449,22 @@ def test_a_picture_that_shows_a_number_several_times_is_no_reason_against_channe
         assert model.weight.is_contiguous(memory_format=torch.channels_last)
     assert model.weight.is_contiguous()
     assert model.get_buffer("mask").stride() == (0, 0, 1, 0)
+
+
+def test_weights_that_share_memory_share_it_in_another_layout_too_and_parts_of_other_memory_stay() -> None:
+    model: Any = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3))
+    first, second, third = (layer.weight for layer in model)
+    second.data = first.data
+    flat = torch.zeros(100)  # as of an optimizer that updates all at once
+    third.data = flat[:81].view(3, 3, 3, 3)
+    with changes_applied([all_changes({})["channels_last"]], Targets((model,), (), (model,))), torch.no_grad():
+        assert first.data_ptr() == second.data_ptr()
+        assert first.is_contiguous(memory_format=torch.channels_last)
+        first[0, 1] = 7.0
+        flat += 1
+        assert bool((third == 1).all())
+    assert first.data_ptr() == second.data_ptr()
+    assert bool((second[0, 1] == 7).all())
 
 
 def test_a_part_that_cannot_be_put_back_after_a_change_is_no_result_of_it_but_told() -> None:

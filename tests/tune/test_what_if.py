@@ -19,7 +19,7 @@ from stepscope.analysis.suggested_changes import refuse_other_training
 from stepscope.api.tune import _as_recorded
 from stepscope.cli.tune import tune
 from stepscope.errors import UsageError
-from stepscope.experiments.tune import TuneRequest
+from stepscope.experiments.tune import TuneRequest, what_if
 from stepscope.experiments.tune.block_runner import BlockRunner
 from stepscope.experiments.tune.delays import LAYER, LOADER, OPTIMIZER, delay_name, delay_of, take_delay_totals
 from stepscope.experiments.tune.training import Targets
@@ -85,6 +85,19 @@ def test_the_planted_shares_are_found_and_the_largest_saving_is_first() -> None:
     assert rows["loader"]["decides %"] == pytest.approx(0, abs=2)
     assert rows["optimizer"]["if perfect saves %"] is None
     assert judge_parts(found, "t").answer.startswith("conv2, if perfect, would save ")
+
+
+def test_the_start_of_the_training_is_none_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+
+    def begin() -> DelayedTraining:
+        now[0] += 60 * 10**9
+        return DelayedTraining({"conv1": 1.0})
+
+    monkeypatch.setattr(what_if, "monotonic_ns", lambda: now[0])
+    experiment = WhatIf(begin, [StepPart("conv1", LAYER, "Conv2d", 0.2)], 30.0)
+    experiment.run()
+    assert len(experiment.parts[0].waits) > 1
 
 
 def test_a_part_that_is_not_surely_waited_for_is_no_answer() -> None:

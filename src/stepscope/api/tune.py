@@ -48,10 +48,10 @@ def tune(
     may return its loss. settings: the options of `stepscope tune` (`minutes=3`, `for_="memory"`, `only=`, `not_=`).
 
     Of a function: `batches` are a data loader, whose workers are tried as well, or a list of batches; `model` and
-    `optimizer` are those that it trains (or lists of them), and `others` what else it changes (or a list), such as
-    counts; schedulers, scalers, models and generators that it reaches by name are among them anyway. All that is put
-    back bit by bit after every block, so that the training goes on as if nothing had been tried. Only changes that a
-    running process can make are tried.
+    `optimizer` are those that it trains (or lists of them), and `others` what else it changes (or a list). What it
+    reaches by name, such as schedulers, generators, counts, lists and objects of your own, is among them anyway. All
+    that is put back bit by bit after every block, so that the training goes on as if nothing had been tried. Only
+    changes that a running process can make are tried.
 
     Raises UnknownName for a workload or change that is not there, and UsageError for what cannot be tuned.
     """

@@ -60,7 +60,8 @@ def _tune(
     sys.stderr.write(pictures_hint(folder))
     if tuning.interrupted:
         again = "again" if request.what_if is not None else "go on"
-        sys.stderr.write(f"interrupted; {again} with: {findings.command}\n")
+        words = ("stepscope", "tune", *(() if apply is None else ("--apply", str(apply))))
+        sys.stderr.write(f"interrupted; {again} with: {request.command_line(*words, out=folder)}\n")
         raise typer.Exit(_INTERRUPTED)
     if apply is not None and isinstance(tuning, Tuning):
         _write_config(apply, tuning, request)

@@ -41,7 +41,6 @@ class StudyRequest(Request):
 
 
 def _check_board(text: str) -> None:
-    """Refuse a board that cannot be simulated."""
     from stepscope.simulate.boards import parse_board
 
     parse_board(text)
@@ -101,7 +100,6 @@ def check_classifier(workload: str, optimizer: str | None) -> Workload:
 
 
 def _check_optimizer(name: str | None, names: Iterable[str]) -> None:
-    """Raise UnknownName for an optimizer that is not among these."""
     if name is not None and name not in names:
         raise UnknownName("optimizer", name, names)
 

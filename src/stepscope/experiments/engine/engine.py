@@ -6,8 +6,10 @@ Also what the findings of several studies share: device, versions, and means ove
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import math
+import os
 import platform
 import shutil
 import sys
@@ -26,7 +28,7 @@ from stepscope.analysis.memory.limits import limit_of_this_machine
 from stepscope.analysis.results import Findings, ResultTable
 from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.experiments.engine.folder import ResultFolder, StudyFolder, full_study_disk_error
+from stepscope.experiments.engine.folder import ResultFolder, StudyFolder
 from stepscope.experiments.engine.process import Tick, UntimedWork, disk_was_full, run_child
 from stepscope.experiments.engine.sweep_points import in_rounds, training_file_digests
 from stepscope.privacy import redacted_texts
@@ -350,7 +352,8 @@ def answer_study(
     untimed = UntimedWork(places_side_by_side())
     with folder.locked(), plan.around(folder.path), contextlib.closing(untimed):
         results = measure_points(folder, plan.points, measure, watch)
-    findings = plan.judge({name: _with_path(folder, result) for name, result in results.items()})
+    paths = {name: {"run": folder.path / result["run"]} for name, result in results.items() if result.get("run")}
+    findings = plan.judge({name: {**result, **paths.get(name, {})} for name, result in results.items()})
     return replace(
         findings,
         study=request.study,
@@ -404,7 +407,7 @@ def measure_points(
     again: whether a kept result is measured again. By default what failed is (memory, time, a crash), and what ended
     well or was refused is not; what refuses a point refuses all of its setting.
     """
-    again, results, refused = again or _failed, dict[str, Result](), dict[Any, Result]()
+    again, results, refused = again or _has_failed, dict[str, Result](), dict[Any, Result]()
     for index, point in enumerate(points):
         result = folder.result(point.id) or refused.get(point.setting)
         if result is None or again(result):
@@ -415,20 +418,20 @@ def measure_points(
             except PointRefused as error:
                 result = {"status": "refused", "reason": str(error), "wall_s": None}
             watch.ends(point, index, len(points), result)
-        if result.get("status") == "refused" and point.setting and again is _failed:
+        if result.get("status") == "refused" and point.setting and again is _has_failed:
             refused[point.setting] = result
         results[point.id] = {"status": "ok", "reason": None, **result}
     return results
 
 
-def _failed(result: Result) -> bool:
+def _has_failed(result: Result) -> bool:
     return result.get("status", "ok") not in ("ok", "refused")
 
 
 def _untimed_from(point: Point, points: Sequence[Point], folder: StudyFolder) -> Iterator[Point]:
     """Yield an untimed point, and those after it before the next timed one that are to be measured too."""
     for other in itertools.takewhile(lambda other: not other.timed, points[points.index(point) :]):
-        if _failed(folder.result(other.id) or {"status": "missing"}):
+        if _has_failed(folder.result(other.id) or {"status": "missing"}):
             yield other
 
 
@@ -445,14 +448,11 @@ def _measure_in_child(folder: StudyFolder, point: Point, plan: Plan, child: Sequ
     outcome = run_child(child, orders, where, plan.time_limit_s, tick, writing=folder.translate_write_errors)
     if outcome.status == "ok" and disk_was_full(where):  # its record may lack anything
         shutil.rmtree(where, ignore_errors=True)
-        raise full_study_disk_error(folder.path)
+        with folder.translate_write_errors():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     reason = f"{outcome.reason} (longer: --time-limit)" if outcome.status == "timeout" else outcome.reason
     result: Result = {"status": outcome.status, "reason": reason, "wall_s": outcome.wall_s, **outcome.result}
     if outcome.run is None:
         return result
     result["run"] = outcome.run.relative_to(folder.path.absolute()).as_posix()
     return {**result, **plan.read(outcome.run)} if outcome.status == "ok" else result
-
-
-def _with_path(folder: StudyFolder, result: Result) -> Result:
-    return {**result, "run": folder.path / result["run"]} if result.get("run") else result

@@ -22,6 +22,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -141,8 +142,10 @@ class StudyFolder(ResultFolder):
         super().__init__(path)
         plain = redacted_texts(json.loads(json.dumps(dict(settings), default=str)))
         request = {"schema": STUDY_SCHEMA, "study": study, "settings": plain}
-        stored = _stored_request(path)
-        if stored is not None:
+        stored: dict[str, Any] | None = None
+        with contextlib.suppress(FileNotFoundError):
+            stored = _read_head(path / _REQUEST_FILE, STUDY_SCHEMA, "does not hold a request")
+        if stored is not None and self._is_begun():
             _refuse_other_request(path, stored, request)
             if stored.get("sources") or "versions" in stored:  # an earlier version did not know every training
                 _refuse_other_sources(path, stored.get("sources"), sources)
@@ -154,6 +157,16 @@ class StudyFolder(ResultFolder):
                 (path / name).mkdir(parents=True, exist_ok=True)
             began = {"began_unix_ms": time.time_ns() // 1_000_000, "sources": dict(sources or {}), **(where or {})}
             replace_json(path / _REQUEST_FILE, {**request, **began}, durable=True)
+
+    def _is_begun(self) -> bool:
+        """Return whether there is something that could be mixed: a result, findings, or somebody who is at work."""
+        if any((self.path / self.results_folder).glob("*.json")) or (self.path / "findings.json").exists():
+            return True
+        try:
+            with self.locked():
+                return False
+        except UsageError:
+            return True
 
     def store_findings(self, findings: Findings) -> None:
         """Write the findings and the numbers behind the figures."""
@@ -175,37 +188,26 @@ def translate_study_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _study_not_writable(path, error.strerror or str(error)) from error
-
-
-def full_study_disk_error(path: Path) -> OutputNotWritable:
-    """Return the error for a disk that was full while a point was measured."""
-    return _study_not_writable(path, os.strerror(errno.ENOSPC))
-
-
-def _study_not_writable(path: Path, why: str) -> OutputNotWritable:
-    return OutputNotWritable(
-        f"cannot write the study in '{path}': {why}",
-        "make room or choose another folder with --out DIR; the same command goes on where it stopped",
-    )
-
-
-def _stored_request(path: Path) -> dict[str, Any] | None:
-    try:
-        stored = _read_json_cleaned(path / _REQUEST_FILE)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise RunDamaged(
-            f"'{path / _REQUEST_FILE}' cannot be read: {error}", "choose another folder: --out DIR"
+        raise OutputNotWritable(
+            f"cannot write the study in '{path}': {error.strerror or error}",
+            "make room or choose another folder with --out DIR; the same command goes on where it stopped",
         ) from error
-    if not isinstance(stored, dict) or not isinstance(stored.get("schema"), int):
-        raise RunDamaged(f"'{path / _REQUEST_FILE}' does not hold a request", "choose another folder: --out DIR")
-    if stored["schema"] > STUDY_SCHEMA:
-        raise SchemaTooNew(
-            f"'{path}' has schema {stored['schema']}; this Stepscope reads up to {STUDY_SCHEMA}", "update it"
-        )
-    return stored
+
+
+def _read_head(file: Path, newest: int, none: str) -> dict[str, Any]:
+    """Return the request or plan of a folder; RunDamaged where it is none, SchemaTooNew where a later version's."""
+    try:
+        content = _read_json_cleaned(file)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RunDamaged(f"'{file}' cannot be read: {error}", "choose another folder: --out DIR") from error
+    if not isinstance(content, dict) or not isinstance(content.get("schema"), int):
+        raise RunDamaged(f"'{file}' {none}", "choose another folder: --out DIR")
+    if content["schema"] > newest:
+        text = f"'{file.parent}' has schema {content['schema']}; this Stepscope reads up to {newest}"
+        raise SchemaTooNew(text, "update stepscope")
+    return content
 
 
 def _refuse_other_request(path: Path, stored: Mapping[str, Any], request: Mapping[str, Any]) -> None:
@@ -226,7 +228,9 @@ def _refuse_other_sources(path: Path, before: Any, now: Mapping[str, str] | None
         return
     names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     if names:
-        lines = "\n".join(f"  {name}: {_short(before.get(name))} -> {_short(now.get(name))}" for name in names)
+        lines = "\n".join(
+            f"  {name}: {_short_value(before.get(name))} -> {_short_value(now.get(name))}" for name in names
+        )
         raise UsageError(
             f"the training has changed since '{path}' began, so its results could not be mixed:\n{lines}",
             "bring back what it began with, or give another folder: --out DIR",
@@ -235,7 +239,9 @@ def _refuse_other_sources(path: Path, before: Any, now: Mapping[str, str] | None
 
 def refuse_other_device(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise UsageError for another device, data or versions; an earlier version of Stepscope wrote down none."""
-    lines = [f"  {name}: {_short(was)} -> {_short(is_)}" for name, was, is_ in fact_differences(before, now)]
+    lines = [
+        f"  {name}: {_short_value(was)} -> {_short_value(is_)}" for name, was, is_ in fact_differences(before, now)
+    ]
     if lines:
         raise UsageError(
             f"'{path}' began on another device, with other data or other versions, so its results could not be mixed:\n"
@@ -261,7 +267,12 @@ class SweepFolder(ResultFolder):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.plan = _read_plan(path)
+        file = path / _PLAN_FILE
+        try:
+            self.plan = _check_plan(_read_head(file, SWEEP_SCHEMA, "is not the plan of a sweep"), file)
+        except FileNotFoundError:
+            hint = "give the folder of a sweep, see: stepscope suite list"
+            raise RunNotFound(f"no sweep in '{path}'", hint) from None
 
     @classmethod
     def create(cls, path: Path, plan: dict[str, Any], entries: Sequence[WorkloadEntry]) -> SweepFolder:
@@ -274,7 +285,8 @@ class SweepFolder(ResultFolder):
             entry.name: {"definition": dict(entry.definition), "about": dict(entry.about), "source": f"{index}.py"}
             for index, entry in enumerate(entries)
         }
-        with translate_sweep_write_errors(path, _too_full_to_begin):
+        text, hint = f"the disk of '{path}' is full: no sweep was begun", "make room, or give another --out"
+        with translate_sweep_write_errors(path, lambda _: OutputNotWritable(text, hint)):
             for name in ("points", "runs", "sources"):
                 (path / name).mkdir(parents=True, exist_ok=True)
             for index, entry in enumerate(entries):
@@ -311,7 +323,8 @@ class SweepFolder(ResultFolder):
         others = [name for name in _user_program_names(self.plan) if name not in named]
         if others and (self.plan.get("seal") is None or self.plan["seal"] != _seal(self.plan)):
             text = f"the sweep in '{self.path}', which somebody else may have made, would run {', '.join(others[:3])}"
-            raise UsageError(text, f"name what you trust: stepscope suite run {others[0]} --resume --out DIR")
+            command = shlex.join(["stepscope", "suite", "run", *others, "--resume", "--out", str(self.path)])
+            raise UsageError(text, f"name what you trust: {command}")
 
     def refuse_changes(self, entries: Sequence[WorkloadEntry]) -> None:
         """UsageError with the difference where a workload is no longer the one that this sweep began with."""
@@ -336,7 +349,7 @@ class SweepFolder(ResultFolder):
         before, after = stored["definition"], dict(entry.definition)
         for key in sorted({*before, *after}):
             if before.get(key) != json.loads(json.dumps(after.get(key))):
-                yield f"{name}: {key}: {_short(before.get(key))} -> {_short(after.get(key))}"
+                yield f"{name}: {key}: {_short_value(before.get(key))} -> {_short_value(after.get(key))}"
         try:
             old = read_regular(self.path / "sources" / stored["source"], _MOST_BYTES).decode("utf-8", errors="replace")
         except OSError:
@@ -346,7 +359,6 @@ class SweepFolder(ResultFolder):
 
 
 def _user_program_names(plan: Mapping[str, Any]) -> list[str]:
-    """Return the trainings of a plan that are files or modules, and no workloads."""
     names = {*plan["workloads"], *(point["workload"] for point in plan["order"])}
     return sorted(
         name for name in names if not _WORKLOAD.fullmatch(name) or name.endswith(".py") or Path(name).is_file()
@@ -367,10 +379,6 @@ def disk_full_error(path: Path) -> OutputNotWritable:
     )
 
 
-def _too_full_to_begin(path: Path) -> OutputNotWritable:
-    return OutputNotWritable(f"the disk of '{path}' is full: no sweep was begun", "make room, or give another --out")
-
-
 @contextlib.contextmanager
 def translate_sweep_write_errors(
     path: Path, full: Callable[[Path], OutputNotWritable] = disk_full_error
@@ -385,22 +393,6 @@ def translate_sweep_write_errors(
             f"cannot write the sweep in '{path}': {error.strerror or error}",
             "choose a folder that you can write: --out DIR",
         ) from error
-
-
-def _read_plan(path: Path) -> dict[str, Any]:
-    try:
-        plan = _read_json_cleaned(path / _PLAN_FILE)
-    except FileNotFoundError:
-        raise RunNotFound(f"no sweep in '{path}'", "give the folder of a sweep, see: stepscope suite list") from None
-    except (OSError, ValueError) as error:
-        raise RunDamaged(f"'{path / _PLAN_FILE}' cannot be read: {error}") from error
-    if not isinstance(plan, dict) or not isinstance(plan.get("schema"), int):
-        raise RunDamaged(f"'{path / _PLAN_FILE}' is not the plan of a sweep")
-    if plan["schema"] > SWEEP_SCHEMA:
-        raise SchemaTooNew(
-            f"'{path}' has schema {plan['schema']}; this Stepscope reads up to {SWEEP_SCHEMA}", "update stepscope"
-        )
-    return _check_plan(plan, path / _PLAN_FILE)
 
 
 _MOST_BYTES = 64_000_000  # of a file with results
@@ -484,6 +476,6 @@ def _check_plan(plan: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**dict.fromkeys(("name", "created", "tier")), **plan, **content}
 
 
-def _short(value: object) -> str:
+def _short_value(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

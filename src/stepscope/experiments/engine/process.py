@@ -170,7 +170,6 @@ def _wait(child: subprocess.Popen[bytes], until_ns: int, tick: Tick) -> bool:
 
 
 def _kill_child(child: subprocess.Popen[bytes]) -> None:
-    """The child and all that it has started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

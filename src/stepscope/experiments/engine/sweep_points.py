@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import random
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.machinery import ModuleSpec
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,15 +39,30 @@ def in_rounds(settings: Iterable[Setting], repeats: int, seed: int) -> list[tupl
 
 
 def training_file_digests(target: str) -> dict[str, str]:
-    """Return the file of a training of the user's own with the SHA-256 of its text; empty of a shipped workload."""
-    module, colon, _ = target.rpartition(":")
-    path: Path | None = Path(module if colon and module.endswith(".py") else target)
-    if is_function(target):
-        spec = find_module(module)
-        path = None if spec is None or spec.origin is None else Path(spec.origin)
+    """Return the files of a training of the user's own with the SHA-256 of each; empty of a shipped workload.
+
+    They are its file and what that imports from beside it, which may be where the model is.
+    """
+    path = training_path(target)
     if path is None or not path.is_file():
         return {}
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()}
+    of_function = is_function(target)
+    root = Path().resolve() if of_function else path.parent.resolve()
+    finder = ModuleFinder([str(root)])
+    with contextlib.suppress(Exception):  # Python says what is wrong with it when it runs
+        finder.import_hook(target.rpartition(":")[0]) if of_function else finder.run_script(str(path))
+    imported = [Path(module.__file__) for module in finder.modules.values() if module.__file__]  # type: ignore[attr-defined]
+    files = {file.relative_to(root).as_posix(): file for file in imported if not file.samefile(path)}
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in {path.name: path, **files}.items()}
+
+
+def training_path(target: str) -> Path | None:
+    """Return the file of a script, of a workload in a file, or of a function's module; None where that is nowhere."""
+    module, colon, _ = target.rpartition(":")
+    if not is_function(target):
+        return Path(module if colon and module.endswith(".py") else target)
+    spec = find_module(module)
+    return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
 def find_module(module: str) -> ModuleSpec | None:
@@ -231,7 +248,6 @@ def _module_workloads(module: object) -> Collection[object]:
 
 
 def _data_set_name(workload: Workload) -> str | None:
-    """Return the data it would be trained on now; a data set that arrives during a sweep would change it."""
     from stepscope.errors import DataUnavailable
 
     try:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from stepscope.record.settings import Metering, Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from stepscope.workloads.contract import Batch, Training
+    from stepscope.workloads.contract import Batch, Training, Workload
 
 
 @dataclass(frozen=True)
@@ -159,14 +159,18 @@ def accuracy_of(training: Training, samples: int | None = None) -> float:
     return accuracy
 
 
-def refuse_without_accuracy(training: Training) -> None:
-    """DataUnavailable or UsageError where nothing could be said about how good the model is."""
-    workload = training.workload
+def prepare_classifier(workload: Workload, orders: Any, seed: int) -> Training:
+    """Make a training ready as ordered: batch, optimizer, device, lr and data.
+
+    DataUnavailable or UsageError where nothing could be said about how good the model is.
+    """
+    training = workload.prepare(orders.batch, orders.optimizer, orders.device, seed, orders.lr, orders.data)
     if workload.correct is None or training.splits.test is None or training.splits.train is None:
         raise UsageError(f"'{workload.name}' has no accuracy", "take a classifier: stepscope workloads")
     if training.data.kind == "synthetic":
         hint = "stepscope data list names what can be fetched"
         raise DataUnavailable(f"'{workload.name}' has no real data here: accuracy would say nothing", hint)
+    return training
 
 
 def _read_record(session: Session, evaluations: tuple[Evaluation, ...]) -> TrainingRecord:

@@ -76,11 +76,11 @@ class SuiteRun(Request):
             raise UsageError("--boards and --tls belong to --fleet", "name the fleet: --fleet hosts.toml")
 
     @property
-    def given_options(self) -> list[str]:
-        """The options that say what is run, of those that were given."""
+    def given_options(self) -> dict[str, str]:
+        """The options that say what is run, of those that were given, by the name of their field."""
         about = ("out", "resume", "fleet", "boards", "tls", "wait")
         options = parameters(type(self)).items()
-        return [parameter.flag for name, parameter in options if name not in about and getattr(self, name) is not None]
+        return {name: option.flag for name, option in options if name not in about and getattr(self, name) is not None}
 
     @property
     def tier_name(self) -> str | None:

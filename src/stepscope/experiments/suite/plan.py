@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from stepscope.experiments.engine.sweep_points import (
     WorkloadEntry,
     find_entries,
     names_of_tier,
+    training_file_digests,
+    training_path,
     workload_tiers,
 )
 from stepscope.experiments.suite import SuiteRun
@@ -60,10 +62,11 @@ def train_point(orders: Orders) -> dict[str, Any]:
 
 
 def _train_user_training(orders: Orders, rules: RunRules) -> dict[str, Any]:
-    """Run a script or a function of the user's own, which makes a run folder too."""
     from stepscope.experiments.engine.process import LOG_FILE, memory_refusal_line, run_folder_in
 
-    ended, out = _run_user_training(orders, rules), Path(orders["out"])
+    enough = {"seconds": rules.seconds, "interval": rules.interval, "memory_bytes": rules.memory_bytes}
+    ended = train_user_training({**orders, "arguments": (), "steps": rules.steps, "optimizer": None, **enough})
+    out = Path(orders["out"])
     path = run_folder_in(out)
     if ended["status"] == "failed" and rules.memory_bytes is not None:  # also before its first step
         starved = memory_refusal_line((out / LOG_FILE).read_text(encoding="utf-8", errors="replace"))
@@ -71,12 +74,6 @@ def _train_user_training(orders: Orders, rules: RunRules) -> dict[str, Any]:
     if path is not None:
         _mark_steady_start(path)
     return ended
-
-
-def _run_user_training(orders: Orders, rules: RunRules) -> dict[str, Any]:
-    """Run a script or function by the rules of a sweep; returns how it ended."""
-    enough = {"seconds": rules.seconds, "interval": rules.interval, "memory_bytes": rules.memory_bytes}
-    return train_user_training({**orders, "arguments": (), "steps": rules.steps, "optimizer": None, **enough})
 
 
 def _start_libraries() -> None:
@@ -113,7 +110,6 @@ def _train(orders: Orders, rules: RunRules) -> Path:
 
 
 def _mark_steady_start(path: Path) -> None:
-    """Write into run.json where the steady state began."""
     from stepscope.runfolder import RunReader, RunWriter
 
     run = RunReader(path)
@@ -157,7 +153,7 @@ def sweep_grid(request: SuiteRun, here: bool = True) -> Grid:
         precisions=request.precisions or ("fp32",),
         threads=request.threads or (),
         device=device,
-        repeats=request.repeats or (1 if _is_smoke(request) else 3),
+        repeats=request.repeats or (1 if request.tier_name == "smoke" else 3),
     )
 
 
@@ -179,8 +175,8 @@ def sweep_rules(request: SuiteRun, here: bool = True) -> dict[str, Any]:
         raise UsageError(f"no run of {request.seconds:g} s ends within {limit_s:g} s", "give a longer --time-limit")
     if request.interval is not None and request.seconds is request.steps is None:  # which may never be that narrow
         ends = {**ends, "seconds": limit_s * _OF_THE_LIMIT}
-    return RunRules(**ends, cool_to_celsius=celsius, pause_s=pause_s, memory_bytes=request.memory,
-                 time_limit_s=limit_s, seed=request.seed or 0).to_dict()  # fmt: skip
+    return asdict(RunRules(**ends, cool_to_celsius=celsius, pause_s=pause_s, memory_bytes=request.memory,
+                           time_limit_s=limit_s, seed=request.seed or 0))  # fmt: skip
 
 
 def sweep_plan(
@@ -230,13 +226,9 @@ def find_sweep(path: Path) -> Path:
 def _stop_rules(request: SuiteRun) -> Mapping[str, Any]:
     if (request.steps, request.seconds, request.interval) != (None, None, None):
         return {"steps": request.steps, "seconds": request.seconds, "interval": request.interval}
-    if _is_smoke(request):
+    if request.tier_name == "smoke":
         return {"steps": 40, "seconds": 4.0}  # every family within minutes, on two cores
     return {"steps": 1000, "seconds": 60.0, "interval": 0.02}
-
-
-def _is_smoke(request: SuiteRun) -> bool:
-    return request.tier == "smoke" or (request.tier is None and request.workloads is None)
 
 
 def comparable_facts(stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,18 +250,28 @@ def comparable_facts(stated: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def plan_differences(plan: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
-    """Return the differences between a sweep and another plan, a line each."""
-    rules = [
-        f"  {name.replace('_', ' ')}: {plan['rules'].get(name)} -> {value}"
-        for name, value in request["rules"].items()
-        if plan["rules"].get(name) != value
-    ]
-    for axis in ("workload", "batch", "optimizer", "precision", "threads", "device", "repeat"):
-        before, after = ({point[axis] for point in content["order"]} for content in (plan, request))
-        if before != after:
-            rules.append(f"  {axis}: {_comma_list(before)} -> {_comma_list(after)}")
-    return rules
+_STATED_BY = {
+    "batch": ("batch",), "optimizers": ("optimizer",), "precisions": ("precision",), "threads": ("threads",),
+    "device": ("device",), "repeats": ("repeat",), "tier": ("workload",), "workloads": ("workload",),
+    "cooldown": ("cool_to_celsius", "pause_s"), "memory": ("memory_bytes",), "time_limit": ("time_limit_s",),
+    **dict.fromkeys(("steps", "seconds", "interval"), ("steps", "seconds", "interval")), "seed": ("seed",),
+}  # fmt: skip
+
+
+def plan_differences(plan: Mapping[str, Any], request: Mapping[str, Any], options: Collection[str]) -> list[str]:
+    """Return the differences between a sweep and another plan in what these options say, a line each.
+
+    Workloads may be named in part: then those that the sweep does not have are a difference.
+    """
+    lines = []
+    for name in dict.fromkeys(part for option in options for part in _STATED_BY[option]):
+        if name in request["rules"]:
+            before, after = ({content["rules"].get(name)} for content in (plan, request))
+        else:
+            before, after = ({point[name] for point in content["order"]} for content in (plan, request))
+        if before != after and not (name == "workload" and "tier" not in options and after < before):
+            lines.append(f"  {name.replace('_', ' ')}: {_comma_list(before)} -> {_comma_list(after)}")
+    return lines
 
 
 def _comma_list(values: set[Any]) -> str:
@@ -294,20 +296,20 @@ def resume_sweep(request: SuiteRun, out: Path) -> SweepFolder:
     folder.refuse_programs_of_others(request.workloads or ())
     here = {"device": describe_device(), "versions": installed_versions()}
     refuse_other_device(out, comparable_facts(folder.plan), comparable_facts(here))
+    present = [entry for name in folder.plan["workloads"] for entry in _current_entries(name)]
     if request.given_options:
-        other = plan_differences(
-            folder.plan, sweep_plan(request, chosen_entries(request), sweep_grid(request), folder.path.name)
-        )
+        entries = chosen_entries(request) if {"workloads", "tier"} & request.given_options.keys() else present
+        anew = sweep_plan(request, entries, sweep_grid(request), folder.path.name)
+        other = plan_differences(folder.plan, anew, request.given_options)
         if other:
-            options = " ".join(request.given_options)
+            options = " ".join(request.given_options.values())
             text = f"the sweep in '{out}' was begun otherwise than {options} asks:\n" + "\n".join(other)
             raise UsageError(text, "leave these options out, or begin a new sweep with another --out")
-    folder.refuse_changes([entry for name in folder.plan["workloads"] for entry in _current_entries(name)])
+    folder.refuse_changes(present)
     return folder
 
 
 def _current_entries(name: str) -> list[WorkloadEntry]:
-    """The training of this name as it is now; empty where there is none any more."""
     try:
         return _workload_entries([name])
     except UsageError:
@@ -326,19 +328,15 @@ def _user_entry(target: str) -> WorkloadEntry:
         refuse_no_function(target)
     elif not Path(target).is_file():
         raise script_not_found_error(target)
-    path = Path(target) if script else _source_file_of(target)
+    path = training_path(target)
     source = "" if path is None else path.read_text(encoding="utf-8", errors="replace")
     kind = "script" if script else "function"
-    definition = {"own": kind, "source_sha256": hashlib.sha256(source.encode()).hexdigest()}
+    definition: dict[str, Any] = {"own": kind, "source_sha256": hashlib.sha256(source.encode()).hexdigest()}
+    imported = {name: digest for name, digest in training_file_digests(target).items() if path and name != path.name}
+    if imported:
+        definition["modules"] = imported
     about = {"domain": "own", "summary": f"a {kind} of your own", "published": []}
     return WorkloadEntry(target, (), None, OWN, (OWN,), definition, about, source)
-
-
-def _source_file_of(target: str) -> Path | None:
-    """The file of the function's module, which has been imported."""
-    module = sys.modules.get(target.partition(":")[0])
-    spec = None if module is None else getattr(module, "__spec__", None)
-    return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
 def _refuse_fixed_axes(request: SuiteRun, targets: Sequence[str]) -> None:

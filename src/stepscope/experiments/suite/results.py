@@ -92,7 +92,11 @@ def runs_table(results: Results) -> pl.DataFrame:
     rows = []
     for run in results.runs:
         numbers = {name: (run.get("numbers") or {}).get(name, {}).get("value") for name in COLUMNS}
-        ends = {f"{what}_{end}": _extreme(run, end, key) for end in ("at_start", "at_end") for what, key in _ENDS}
+        ends = {
+            f"{what}_{end}": _extreme_channel_value(run, end, key)
+            for end in ("at_start", "at_end")
+            for what, key in _ENDS
+        }
         outcome = {"status": run["status"], "reason": run.get("reason"), "flags": "; ".join(run.get("flags") or [])}
         rows.append({**run["point"], **outcome, "steps": run.get("steps"), **numbers, **ends})
     return pl.DataFrame(rows, infer_schema_length=None)
@@ -116,8 +120,7 @@ def sha256(content: Mapping[str, Any]) -> str:
 _ENDS = (("celsius", "temperatures_celsius"), ("hz", "frequencies_hz"))
 
 
-def _extreme(run: Mapping[str, Any], end: str, key: str) -> float | None:
-    """The hottest zone, or the fastest clock, at one end of a run."""
+def _extreme_channel_value(run: Mapping[str, Any], end: str, key: str) -> float | None:
     values = ((run.get(end) or {}).get(key) or {}).values()
     return max((float(value) for value in values if value is not None), default=None)
 
@@ -155,7 +158,6 @@ def _flags(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _status(runs: Sequence[Mapping[str, Any]]) -> str:
-    """`ok`, or each status with how many repeats have it."""
     counted = Counter(str(run["status"]) for run in runs)
     if len(counted) == 1:
         return next(iter(counted))
@@ -246,7 +248,6 @@ def score(here: Results, against: Results, column: str = "step_time_ms") -> Scor
 
 
 def _best_settings(results: Results, column: str) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The best of the settings that differ in threads and device alone."""
     frame = settings_table(results).sort(column, nulls_last=True, maintain_order=True)
     best: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in frame.iter_rows(named=True):
@@ -274,13 +275,9 @@ def _part(
         return {**part, "here": ours[column], "remark": "the workload is defined differently"}
     data = {row["data_sha256"] for row in (theirs, ours)} - {None}
     remark = "trained on other data" if len(data) > 1 else None
-    return {**part, "here": ours[column], **_ratio(theirs, ours, column), "remark": remark}
-
-
-def _ratio(theirs: Mapping[str, Any], ours: Mapping[str, Any], column: str) -> dict[str, float | None]:
     ratio = _estimate(theirs, column) / _estimate(ours, column)
-    value, low, high = (None, None, None) if ratio is None else ratio.row
-    return {"ratio": value, "low": low, "high": high}
+    ends = (None, None, None) if ratio is None else ratio.row
+    return {**part, "here": ours[column], **dict(zip(("ratio", "low", "high"), ends, strict=True)), "remark": remark}
 
 
 def _estimate(row: Mapping[str, Any], column: str) -> Estimate:
@@ -290,9 +287,8 @@ def _estimate(row: Mapping[str, Any], column: str) -> Estimate:
 
 
 def _comparable_definition(results: Results, workload: str) -> object:
-    """Return what the times of two devices must have in common."""
     definition = results.workloads.get(workload, {}).get("definition", {})
-    own = ("own", "source_sha256") if "own" in definition else ("model_sha256", "input_shape", "parameters")
+    own = ("own", "source_sha256", "modules") if "own" in definition else ("model_sha256", "input_shape", "parameters")
     return {key: definition.get(key) for key in own}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +38,19 @@ class RunRules:
     time_limit_s: float = 900.0
     seed: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class StopCondition:
-    """Asked after each step whether the run has steps enough; keeps the ends of the steps for that."""
+    """Asked after each step whether the run has steps enough, `fewest` at least; keeps their ends for that."""
 
-    def __init__(self, rules: RunRules, clock: Clock = monotonic_ns) -> None:
-        self._rules, self._clock = rules, clock
+    def __init__(self, rules: RunRules, clock: Clock = monotonic_ns, fewest: int = FEWEST) -> None:
+        self._rules, self._clock, self._fewest = rules, clock, fewest
         self._ends_ns: list[int] = []
 
     def __call__(self) -> bool:
         ends = self._ends_ns  # the first step's start is not seen, and it is warm-up in any case
         ends.append(self._clock())
         steps = len(ends)
-        if steps < FEWEST:
+        if steps < self._fewest:
             return steps == self._rules.steps
         if self._rules.seconds is not None and ends[-1] - ends[0] >= self._rules.seconds * 1e9:
             return True

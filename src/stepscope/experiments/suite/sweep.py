@@ -41,7 +41,8 @@ def run_missing_points(
     rules, order = RunRules(**folder.plan["rules"]), folder.order
 
     def measure(point: SweepPoint, ended: EndedRuns) -> Result:
-        _refuse_full_disk(folder.path)
+        if shutil.disk_usage(folder.path).free < _LEAST_FREE_BYTES:
+            raise disk_full_error(folder.path)
         result = skip_result(point, order, ended) or adopt_finished(folder, point)
         return result or _run_point(folder, child, point, rules, watch, root)
 
@@ -98,7 +99,7 @@ def _run_point(
 ) -> dict[str, Any]:
     cooled = cool_down(rules, root)
     where = folder.run_folder(point)
-    outcome = run_child(child, orders_of(point, rules.to_dict()), where, rules.time_limit_s, watch.ticks)
+    outcome = run_child(child, orders_of(point, folder.plan["rules"]), where, rules.time_limit_s, watch.ticks)
     if disk_was_full(where):
         shutil.rmtree(where, ignore_errors=True)
         raise disk_full_error(folder.path)
@@ -132,11 +133,6 @@ def result_of(folder: SweepFolder, point: SweepPoint, outcome: Outcome) -> dict[
         return {**result, **read_run(outcome.run, outcome.status == "ok")}
     except StepscopeError as error:  # broken off before its first words: its status says why
         return {**result, "flags": [str(error)]}
-
-
-def _refuse_full_disk(path: Path) -> None:
-    if shutil.disk_usage(path).free < _LEAST_FREE_BYTES:
-        raise disk_full_error(path)
 
 
 Numbers = dict[str, dict[str, float | None]]

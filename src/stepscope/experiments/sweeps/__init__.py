@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.engine import (
@@ -72,9 +72,6 @@ class TrainingRules:
     time_limit_s: float = 900.0
     seed: int = 0
     simulate: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 WORKLOAD = Option("A workload of the suite, or path/to/file.py:name.", argument=True)

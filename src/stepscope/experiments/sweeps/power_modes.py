@@ -126,7 +126,9 @@ def restore_mode_after(jetson: Jetson, folder: Path) -> Iterator[int]:
     The mode of before is written down first, so that after a power cut the next call puts it back.
     """
     note = folder / SAVED_MODE_FILE
-    before = _saved_mode(note)
+    before: int | None = None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        before = int(json.loads(note.read_text(encoding="utf-8"))["mode"])
     if before is None:
         before = jetson.current()
         replace_json(note, {"mode": before}, durable=True)
@@ -139,12 +141,6 @@ def restore_mode_after(jetson: Jetson, folder: Path) -> Iterator[int]:
                 note.unlink(missing_ok=True)
 
 
-def _saved_mode(note: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads(note.read_text(encoding="utf-8"))["mode"])
-    return None
-
-
 @contextlib.contextmanager
 def _signals_as_exceptions() -> Iterator[None]:
     """SIGTERM and SIGHUP as exceptions, so that what has to be put back is; `nohup` keeps its meaning."""
@@ -153,7 +149,7 @@ def _signals_as_exceptions() -> Iterator[None]:
         raise SystemExit(128 + number)
 
     hung_up = signal.SIG_IGN if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else end
-    with _handled(signal.SIGTERM, end), _handled(signal.SIGHUP, hung_up):
+    with _signal_handled_by(signal.SIGTERM, end), _signal_handled_by(signal.SIGHUP, hung_up):
         yield
 
 
@@ -162,12 +158,14 @@ def _ignore_signals() -> Iterator[None]:
     """A second Ctrl-C does not keep the mode from being put back."""
     with contextlib.ExitStack() as ignored:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            ignored.enter_context(_handled(number, signal.SIG_IGN))
+            ignored.enter_context(_signal_handled_by(number, signal.SIG_IGN))
         yield
 
 
 @contextlib.contextmanager
-def _handled(number: signal.Signals, by: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+def _signal_handled_by(
+    number: signal.Signals, by: Callable[[int, FrameType | None], None] | signal.Handlers
+) -> Iterator[None]:
     before = signal.signal(number, by)
     try:
         yield

@@ -24,6 +24,7 @@ from stepscope.experiments.sweeps.trainings import ENERGY, TrainingRun, training
 FRAME = "by-setting"
 CURVES = "loss-by-step"
 _MOST_POINTS = 200
+_NUMBER = r"\d+(?:\.\d+)?"
 Label = Callable[[TrainingSetting], str]
 
 
@@ -103,7 +104,7 @@ def _limit_notes(
     flagged: dict[str, list[str]] = {}
     for training in trainings:
         for flag in training.flags:
-            flagged.setdefault(flag.partition(":")[0], []).append(flag)
+            flagged.setdefault(re.sub(_NUMBER, "", flag.partition(":")[0]), []).append(flag)
     for flags in flagged.values():
         yield f"{len(flags)} of {len(trainings)} runs: {_flag_summary(flags)}"
     for cost in every:
@@ -115,11 +116,11 @@ def _limit_notes(
 
 def _flag_summary(flags: Sequence[str]) -> str:
     """Return what several runs are flagged for: "between 1.1 and 1.6 cores" where they differ in a number alone."""
-    numbers = [re.findall(r"\d+(?:\.\d+)?", flag) for flag in flags]
+    numbers = [re.findall(_NUMBER, flag) for flag in flags]
     if len(set(flags)) == 1 or any(len(match) != 1 for match in numbers):
         return flags[0] if len(set(flags)) == 1 else f"{flags[0]} (the first)"
     low, high = (pick((match[0] for match in numbers), key=float) for pick in (min, max))
-    return re.sub(r"\d+(?:\.\d+)?", f"between {low} and {high}", flags[0])
+    return re.sub(_NUMBER, f"between {low} and {high}", flags[0])
 
 
 def _frames(
@@ -238,7 +239,7 @@ def best_settings(costs: Sequence[SettingCost], quantities: Sequence[Quantity] =
         having = [cost for cost in costs if quantity in cost.values]
         if len({cost.values[quantity].value for cost in having}) > 1:
             best = (max if quantity.more_is_better else min)(having, key=lambda c: c.values[quantity].value)
-            result.append(BestSetting(quantity, best, _ties(best, having, quantity)))
+            result.append(BestSetting(quantity, best, _settings_tied_with_best(best, having, quantity)))
     return result
 
 
@@ -247,7 +248,9 @@ def measured_quantities(costs: Sequence[SettingCost]) -> list[Quantity]:
     return [quantity for quantity in QUANTITIES if any(quantity in cost.values for cost in costs)]
 
 
-def _ties(best: SettingCost, having: Sequence[SettingCost], quantity: Quantity) -> tuple[SettingCost, ...] | None:
+def _settings_tied_with_best(
+    best: SettingCost, having: Sequence[SettingCost], quantity: Quantity
+) -> tuple[SettingCost, ...] | None:
     top, others = best.values[quantity], [cost for cost in having if cost is not best]
     if top.low is None or top.high is None or any(cost.repeats < 2 for cost in having):
         return None  # of a single run the interval does not hold how much runs differ
@@ -305,28 +308,15 @@ def _energy_to_target(name: str) -> Measure:
     return of
 
 
-def _state_size(training: TrainingRun, _: int | None) -> Ends | None:
-    size = training.state_bytes
-    return None if size is None else (size / _MB, size / _MB, size / _MB)
-
-
-def _steps(_: TrainingRun, steps: int | None) -> Ends | None:
-    return None if steps is None else (float(steps), None, None)
-
-
-def _seconds(training: TrainingRun, steps: int | None) -> Ends | None:
-    return None if steps is None else (training.times_s[steps - 1], None, None)
-
-
 _ENDS = ("value", "low", "high")
 _MEASURED: dict[Quantity, Measure] = {
     SPEED: _number_measure("samples_per_s"),
     STEP: _number_measure("step_time_ms"),
     **{quantity: _number_measure(name, 1e3) for name, quantity in JOULES.items()},
-    STATE: _state_size,
+    STATE: lambda run, _: None if run.state_bytes is None else (run.state_bytes / _MB,) * 3,
     MEMORY: _number_measure("peak_process_bytes", 1 / _MB),
-    STEPS: _steps,
-    TIME: _seconds,
+    STEPS: lambda _, steps: None if steps is None else (float(steps), None, None),
+    TIME: lambda run, steps: None if steps is None else (run.times_s[steps - 1], None, None),
     **{quantity: _energy_to_target(name) for name, quantity in TO_TARGET.items()},
 }
 

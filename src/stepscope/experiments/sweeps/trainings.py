@@ -77,7 +77,7 @@ def training_plan(
         rounds.sort(key=lambda point: (point[1], place(point[0])))
     points, setting_of = [], {}
     for setting, repeat in rounds:
-        orders = {**asdict(setting), **rules.to_dict(), "seed": rules.seed + repeat}
+        orders = {**asdict(setting), **asdict(rules), "seed": rules.seed + repeat}
         name = f"{title(setting)}, repeat {repeat + 1}"
         task = OWN_TASK if is_user_training(setting.workload) else TASK
         points.append(Point(_point_id(setting, repeat), name, task, orders, setting=setting.id))
@@ -104,7 +104,6 @@ def _point_id(setting: TrainingSetting, repeat: int) -> str:
 
 
 def _read_training(path: Path) -> dict[str, Any]:
-    """Return the numbers and flags of a run folder, and the loss and the end of each step, s."""
     content, steps = read_run(path, True), Run(path).steps
     began = steps["t0_ns"][0] if len(steps) else 0
     losses = {"losses": steps["loss"].to_list(), "times_s": ((steps["t1_ns"] - began) / 1e9).to_list()}
@@ -159,7 +158,6 @@ def _forward_alone(training: Training, batch: Batch) -> Tensor:
 
 
 def _stop_condition(orders: Orders) -> tuple[Progress, Stop]:
-    """Return what hears of every loss, and what then says whether that is enough."""
     from stepscope.experiments.suite.rules import RunRules, StopCondition
     from stepscope.experiments.sweeps.results import WINDOW
 

@@ -63,7 +63,9 @@ def run_function(
     """
     from stepscope.record.script import run_script
 
-    _refuse_no_module(target)
+    module = target.partition(":")[0]
+    if find_module(module) is None:  # it is not imported, since torch would come too
+        raise UsageError(f"there is no module '{module}' here", "run in the folder of its file")
     limit = {"steps": steps, "seconds": None, "precision": "fp32", "first": settings.prepare}
     limited = replace(settings, prepare=(_PREPARE, json.dumps(limit)))
     words = [target, *([] if batch is None else [str(batch)])]
@@ -72,13 +74,6 @@ def run_function(
         shutil.rmtree(path, ignore_errors=True)
         raise SystemExit(code)
     return path, code
-
-
-def _refuse_no_module(target: str) -> None:
-    """Raise UsageError where the module of a function is not there; it is not imported, since torch would come too."""
-    module = target.partition(":")[0]
-    if find_module(module) is None:
-        raise UsageError(f"there is no module '{module}' here", "run in the folder of its file")
 
 
 def check_user_training(request: TrainingSweep) -> None:

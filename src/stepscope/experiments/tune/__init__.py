@@ -31,7 +31,11 @@ class TuneRequest(Request):
         (), "The script's own arguments, after its name or after `--`.", argument=True, stated=True
     )
     minutes: float = option(
-        3.0, "Minutes to spend; each change gets one pair of blocks, even if that takes longer.", above=0, example="3"
+        3.0,
+        "Minutes to measure, once the training has started; a change that needs no new process gets one pair of blocks "
+        "even if that takes longer.",
+        above=0,
+        example="3",
     )
     for_: str = option(
         "time",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import copyreg
 import functools
 import itertools
 import types
@@ -15,8 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from stepscope.clock import monotonic_ns
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+from stepscope.experiments.tune.training_state import PLAIN
 
 
 def copy_of_batch(value: Any, depth: int = 0) -> Any:
@@ -40,12 +40,12 @@ def copy_of_batch(value: Any, depth: int = 0) -> Any:
 
 _DEEP = 3  # objects within objects: what is deeper belongs to no batch, as the data set that one refers to
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
-_NOT_OF_A_BATCH: tuple[Any, ...] = (*_PLAIN, type, types.ModuleType, *_FUNCTIONS, nn.Module, Dataset, DataLoader)
+_NOT_OF_A_BATCH: tuple[Any, ...] = (*PLAIN, type, types.ModuleType, *_FUNCTIONS, nn.Module, Dataset, DataLoader)
 
 
 def _copy_of_object(value: Any, depth: int) -> Any:
     """Return a copy of a dataclass, or of a class of the user's; one that cannot be copied is the same."""
-    slots = [name for kind in type(value).__mro__ for name in _slots(kind) if hasattr(value, name)]
+    slots = slot_names(value)
     if not (slots or getattr(value, "__dict__", None)):
         return value
     try:
@@ -59,9 +59,9 @@ def _copy_of_object(value: Any, depth: int) -> Any:
     return duplicate
 
 
-def _slots(kind: type) -> list[str]:
-    named = vars(kind).get("__slots__", ())
-    return [name for name in ((named,) if isinstance(named, str) else named) if not name.startswith("__")]
+def slot_names(value: Any) -> list[str]:
+    """Return the slots of an object that have a value."""
+    return [name for name in copyreg._slotnames(type(value)) if hasattr(value, name)]  # type: ignore[attr-defined]
 
 
 class BatchCopies:

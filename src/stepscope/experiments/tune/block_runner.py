@@ -23,7 +23,7 @@ from stepscope.experiments.tune.child import execute_command
 from stepscope.experiments.tune.delays import DELAY, delay_of
 from stepscope.experiments.tune.loop_protection import (
     HeldInterrupts,
-    parts_of_step,
+    StepState,
     put_back,
     refuse_unprotected,
 )
@@ -42,8 +42,6 @@ class Block:
     seconds: tuple[float, ...]
     t0_ns: int
     t1_ns: int
-    losses: tuple[float, ...] = ()
-    ended: bool = False  # the training ended within it
 
 
 class BlockRunner:
@@ -140,21 +138,19 @@ class BlockRunner:
 
     def _timed(self, batches: Iterator[Any], steps: int) -> Block:
         ends: list[int] = []
-        last: Any = None
-        copied_ns = _copied_ns(batches)
+        copied_ns = getattr(batches, "spent_ns", 0)  # the time of copies is none of a step
         wait_for_accelerator()
         began_ns = monotonic_ns()
         for batch in itertools.islice(batches, steps):
-            last = self._step(batch)
-            ends.append(monotonic_ns() - _copied_ns(batches) + copied_ns)
+            self._step(batch)
+            ends.append(monotonic_ns() - getattr(batches, "spent_ns", 0) + copied_ns)
         ended_ns = monotonic_ns()
         if wait_for_accelerator():
             ended_ns = monotonic_ns()
             step_s = (ended_ns - began_ns) / 1e9 / max(1, len(ends))
             return Block((step_s,) * len(ends), began_ns, ended_ns)
         seconds = tuple((after - before) / 1e9 for before, after in itertools.pairwise([began_ns, *ends]))
-        loss = _number_or_none(last)
-        return Block(seconds, began_ns, ended_ns, () if loss is None else (loss,))
+        return Block(seconds, began_ns, ended_ns)
 
     def _batches_for(self, changes: Sequence[Change]) -> Iterator[Any]:
         arguments = {name: value for change in changes for name, value in change.loader.items()}
@@ -219,11 +215,6 @@ def _allocation_events(nodes: Sequence[Any]) -> Iterator[tuple[int, int]]:
         waiting.extend(node.children)
 
 
-def _copied_ns(batches: Iterator[Any]) -> int:
-    """Return the time that copies of batches have taken so far, ns: it is none of a step."""
-    return batches.spent_ns if isinstance(batches, BatchCopies) else 0
-
-
 def _number_or_none(value: Any) -> float | None:
     if isinstance(value, torch.Tensor):
         return float(value.detach()) if value.numel() == 1 else None
@@ -271,33 +262,37 @@ def runner_for_loop(
     """Return the bench of a step of the user's; a data loader is read through iterators of its own."""
     from torch.utils.data import DataLoader
 
-    others = (*others, *parts_of_step(step))
-    refuse_unprotected(batches, targets, others)
     loader = batches if isinstance(batches, DataLoader) else None
-    if loader is None:
-        first_batches = _non_empty_batches(itertools.islice(batches, fixed))
-        return BlockRunner(step, targets, lambda _: BatchCopies(first_batches), first_batches, others=others)
-    # A loader whose workers persist has a single iterator, and the user's loop may be amid it.
-    plain = _loader_with(loader, {}) if loader.persistent_workers else loader
-    samplers = tuple(LoaderSampler(part) for part in (loader.sampler, loader.batch_sampler) if part is not None)
-    drawing = samplers if loader.generator is None else (loader.generator, *samplers)
-    state = State(Targets((), ()), drawing)  # a loader draws random numbers when it begins
+    roots: tuple[Any, ...] = () if isinstance(batches, (list, tuple)) else (batches,)
+    if loader is not None:
+        roots = (loader.dataset, loader.collate_fn)
+    weights = [tensor for model in targets.models for tensor in model.parameters()]
+    reached = StepState((step, *roots), (*weights, *others), sum(tensor.nbytes for tensor in weights))
+    others = (*others, *reached.parts, reached)
+    refuse_unprotected(batches, targets, others)
+    plain, drawing = batches, tuple[Any, ...]()
+    if loader is not None:
+        # A loader whose workers persist has a single iterator, and the user's loop may be amid it.
+        plain = _loader_with(loader, {}) if loader.persistent_workers else loader
+        samplers = tuple(LoaderSampler(part) for part in (loader.sampler, loader.batch_sampler) if part is not None)
+        drawing = samplers if loader.generator is None else (loader.generator, *samplers)
+    others = (*others, *drawing)
+    state = State(Targets((), ()), others)  # a loader draws random numbers when it begins, a data set may count
     try:
-        first_batches = _non_empty_batches(itertools.islice(iter(plain), fixed))
+        first_batches = list(itertools.islice(iter(plain), fixed))
     finally:
         state.restore()
+    if not first_batches:
+        raise UsageError(
+            "there is no batch to make steps of", "stepscope.tune(step, [batch], model=..., optimizer=...)"
+        )
+    if loader is None:
+        return BlockRunner(step, targets, lambda _: BatchCopies(first_batches), first_batches, others=others)
 
     def source(arguments: Mapping[str, Any]) -> Iterator[Any]:
         return _endless_batches(_loader_with(loader, arguments) if arguments else plain)
 
-    return BlockRunner(step, targets, source, first_batches, others=(*others, *drawing))
-
-
-def _non_empty_batches(batches: Iterable[Any]) -> list[Any]:
-    """Return the batches; UsageError where there are none."""
-    if chosen := list(batches):
-        return chosen
-    raise UsageError("there is no batch to make steps of", "stepscope.tune(step, [batch], model=..., optimizer=...)")
+    return BlockRunner(step, targets, source, first_batches, others=others)
 
 
 def _endless_batches(loader: Iterable[Any]) -> Iterator[Any]:
@@ -363,7 +358,6 @@ def _shapes_text(value: Any) -> str:
 
 
 def _loader_with(loader: Any, arguments: Mapping[str, Any]) -> Any:
-    """Return a loader of the same data with other arguments."""
     from torch.utils.data import DataLoader, IterableDataset
 
     same = {

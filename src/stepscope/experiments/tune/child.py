@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
@@ -23,7 +24,7 @@ from stepscope.experiments.tune.other_load import OtherLoad
 from stepscope.record.dry.allocator_costs import peak_bytes
 
 if TYPE_CHECKING:
-    from stepscope.experiments.tune.block_runner import Block, BlockRunner
+    from stepscope.experiments.tune.block_runner import BlockRunner
     from stepscope.experiments.tune.changes import Change
     from stepscope.experiments.tune.training import Targets
     from stepscope.workloads.contract import Training
@@ -102,16 +103,8 @@ def execute_command(bench: BlockRunner, command: Mapping[str, Any]) -> dict[str,
     take_delay_totals()
     others = OtherLoad()
     others.begin()
-    answer = block_answer(bench.run_block(names, command["warmup"], command["steps"]))
-    return {**answer, **take_delay_totals(), "others": others.busy_cores_of_others()}
-
-
-def block_answer(block: Block) -> dict[str, Any]:
-    """Return a block as data."""
-    return {
-        "seconds": list(block.seconds), "t0_ns": block.t0_ns, "t1_ns": block.t1_ns, "losses": list(block.losses),
-        "ended": block.ended,
-    }  # fmt: skip
+    block = bench.run_block(names, command["warmup"], command["steps"])
+    return {**asdict(block), **take_delay_totals(), "others": others.busy_cores_of_others()}
 
 
 def changes_at_start(orders: Orders) -> list[Change]:
@@ -152,6 +145,7 @@ def prepare_workload_runner(orders: Orders) -> BlockRunner:
 def runner_for_workload(training: Training, targets: Any = None, restored: bool = False) -> BlockRunner:
     """Return the bench of a prepared workload: its own step, its own batches."""
     from stepscope.experiments.tune.block_runner import BlockRunner
+    from stepscope.experiments.tune.changes.loop import patch_loader_arguments
     from stepscope.experiments.tune.training import Targets
 
     targets = targets or Targets((training.model,), training.optimizers)
@@ -160,7 +154,10 @@ def runner_for_workload(training: Training, targets: Any = None, restored: bool 
     fixed = list(itertools.islice(stream, _FIXED))
 
     def source(arguments: Mapping[str, Any]) -> Iterator[Any]:
-        return stream if not arguments else iter(_rebuilt_batches(training, arguments))
+        if not arguments:
+            return stream
+        with patch_loader_arguments(arguments):
+            return iter(training.batches())
 
     return BlockRunner(
         lambda batch: make_step(training, targets, batch), targets, source, fixed, others=(training.counters,),
@@ -180,14 +177,6 @@ def make_step(training: Training, targets: Targets, batch: Any) -> Any:
         total = total + loss.detach()
     training.optimizer.step()
     return total
-
-
-def _rebuilt_batches(training: Training, arguments: Mapping[str, Any]) -> Iterator[Any]:
-    """Return the batches of a data loader that is made with other arguments."""
-    from stepscope.experiments.tune.changes.loop import patch_loader_arguments
-
-    with patch_loader_arguments(arguments):
-        return training.batches()
 
 
 if __name__ == "__main__":

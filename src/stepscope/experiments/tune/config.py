@@ -80,7 +80,8 @@ def write_config(path: Path, changes: Sequence[Change], facts: Mapping[str, Any]
             f"facts = {json.dumps(json.dumps(facts))}",
         ]
         lines += ["", "[environment]", *(f"{name} = {json.dumps(value)}" for name, value in environment.items())]
-        lines += [line for change in changes for line in ("", f"# {change.name}:", *_comment_lines(change.code))]
+        for change in changes:
+            lines += ["", f"# {change.name}:", *(f"#   {line}" for line in change.code.splitlines())]
     try:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
@@ -149,10 +150,6 @@ def _is_of_a_change(name: str, value: Any) -> bool:
     users = os.environ.get("LD_PRELOAD", "")  # those are loaded as it is
     is_ours = first in [str(library) for library in libraries if library is not None]
     return is_ours and (not others or ":".join(others) in (users, users.partition(":")[2]))
-
-
-def _comment_lines(code: str) -> list[str]:
-    return [f"#   {line}" for line in code.splitlines()]
 
 
 # A training with a configuration that `stepscope tune --apply` wrote: a workload, or an unmodified script.

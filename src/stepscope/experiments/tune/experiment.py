@@ -12,6 +12,7 @@ import contextlib
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from stepscope.clock import monotonic_ns
@@ -180,6 +181,7 @@ class Tuning:
         self._opening_s = (monotonic_ns() - began_ns) / 1e9
         self.step_s = min(first["seconds"])
         self._fresh_peak = self._ask(training, do="peak")["process_bytes"]
+        self._began_ns = monotonic_ns()  # the start is none of the time: on a slow device it may take longer
         for change in chosen:
             at_start = (change.name,) if change.at_start and not (change.loader and not self._apart) else ()
             arm = Arm(change.name, (change.name,), at_start, reason=change.refused or NO_TIME)
@@ -194,7 +196,6 @@ class Tuning:
         return training
 
     def _refuse_another(self, facts: Mapping[str, Any]) -> None:
-        """Raise UsageError where what is kept was measured of another training, or on another device."""
         before = self._desk.kept.get("progress", {}).get("facts")
         if not isinstance(before, dict):
             return
@@ -225,7 +226,6 @@ class Tuning:
         training.close()
 
     def _ask(self, training: TunableTraining, **command: Any) -> dict[str, Any]:
-        """Return the answer of a training; a change may have made it wait for ever."""
         limit_s = _ANSWER_S
         if self._opening_s and not self.facts.get("compiled") and id(training) not in self._compiled:
             steps = command.get("warmup", 0) + command.get("steps", 2)
@@ -236,13 +236,16 @@ class Tuning:
     # changes within a process
 
     def _measure_in_process_changes(self, training: TunableTraining, until: float = _LIVE) -> None:
-        """Pairs of every change that needs no process of its own, until each is clear or the time is over."""
+        """Pairs of every change that needs no process of its own, one at least, until it is clear or the time over."""
         if not self._apart:
             until = max(until, _START)
         looked: set[str] = set()
-        while self.used < until:
+        while True:
             open_ = [arm for arm in self._open_arms() if not arm.at_start and len(arm.changes) == 1]
-            open_ = open_ or self._reopen_given_up_arms(looked)
+            if self.used >= until:
+                open_ = [arm for arm in open_ if not arm.pairs]
+            elif not open_:
+                open_ = self._reopen_given_up_arms(looked)
             if not open_:
                 return
             self._shuffle.shuffle(open_)
@@ -271,10 +274,7 @@ class Tuning:
 
     def _open_arms(self) -> list[Arm]:
         singles = [arm for arm in self.arms.values() if arm.name in self.known and not self.known[arm.name].refused]
-        return [arm for arm in singles if not arm.over and arm.status != "failed" and self._can_be_tried(arm)]
-
-    def _can_be_tried(self, arm: Arm) -> bool:
-        return self._apart or not arm.at_start
+        return [arm for arm in singles if not arm.over and arm.status != "failed" and (self._apart or not arm.at_start)]
 
     def _measure_losses_and_memory(self, training: TunableTraining, arm: Arm) -> None:
         """Losses and memory of a change, from the same state and in the same batches as the training as is.
@@ -584,7 +584,7 @@ class Tuning:
     def _store_arms(self) -> None:
         for arm in self.arms.values():
             if arm.pairs or arm.status == "failed":
-                self._desk.keep(file_name(arm.name), arm.to_dict())
+                self._desk.keep(file_name(arm.name), asdict(arm))
         if not self.facts:
             return
         spent = self._spent_s + (monotonic_ns() - self._began_ns) / 1e9

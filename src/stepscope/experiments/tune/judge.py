@@ -38,12 +38,14 @@ def judge(tuning: Tuning, title: str) -> Findings:
     helps.sort(key=lambda arm: ranks[arm.name])
     final = arms.get(FINAL)
     rows = [_result_row(arm, ranks[arm.name]) for arm in helps]
+    untried = [(arm.name, changes[arm.name].title if arm.name in changes else "", arm.reason) for arm in arms.values()
+               if arm.status != "measured" and arm.name != FINAL]  # fmt: skip
     tables = [
         ResultTable("helps", "What helps", _COLUMNS, tuple(rows), _legend(helps, ranks), _MEANINGS),
         *_final_table(final),
         *_code_table(best, changes),
         _useless_table([arm for arm in measured if arm not in helps], refuted, tuning),
-        _untried_table(arms, changes),
+        ResultTable("untried", "Not tried", ("change", "what it is", "why"), tuple(untried)),
     ]
     return Findings(
         title=title,
@@ -63,17 +65,12 @@ def _result_row(arm: Arm, rank: int | None) -> tuple[Value, ...]:
     gain, low, high = gains(arm)
     as_is = _median(arm.as_is_s)
     ratio = 1 - gain / 100 if gain is not None else None
+    drift = None if arm.drift is None else "none" if arm.losses == arm.as_is_losses else f"{100 * arm.drift:+.3f}"
     return (
         rank, arm.name, None if as_is is None else 1e3 * as_is,
         None if as_is is None or ratio is None else 1e3 * as_is * ratio, gain, low, high,
-        _memory_change_text(arm), _drift_text(arm), _pair_count_text(arm),
+        _memory_change_text(arm), drift, _pair_count_text(arm),
     )  # fmt: skip
-
-
-def _drift_text(arm: Arm) -> str | None:
-    if arm.drift is None:
-        return None
-    return "none" if arm.losses == arm.as_is_losses else f"{100 * arm.drift:+.3f}"
 
 
 def gains(arm: Arm) -> tuple[float | None, float | None, float | None]:
@@ -173,21 +170,16 @@ def _gain_if_interval(arm: Arm) -> tuple[float | None, float | None, float | Non
     return (None, None, None) if low is None or high is None else (gain, low, high)
 
 
-def _untried_table(arms: Mapping[str, Arm], changes: Mapping[str, Change]) -> ResultTable:
-    rows = [(arm.name, changes[arm.name].title if arm.name in changes else "", arm.reason) for arm in arms.values()
-            if arm.status != "measured" and arm.name != FINAL]  # fmt: skip
-    return ResultTable("untried", "Not tried", ("change", "what it is", "why"), tuple(rows))
-
-
 def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence[Arm]) -> str:
     if final is not None and (refuted := tuning.refuted()) is not None:
         return _refuted_answer(refuted, final, tuning)
     if best is None:
         measured = [arm for arm in tuning.arms.values() if arm.status == "measured"]
+        if not measured and tuning.interrupted:
+            return "Nothing was tried: it was interrupted."
         if not measured:
-            return (
-                "Nothing was tried: it was interrupted." if tuning.interrupted else "Nothing could be tried: see why."
-            )
+            untried = _untried_for_time_text(tuning)
+            return f"Nothing could be tried: {'run it longer (--minutes).' if untried else 'see why.'}{untried}"
         if tuning.rules.goal == "memory" and not any(arm.memory_bytes for arm in tuning.arms.values()):
             return "Cannot tell: the memory of a step could not be measured here."
         goal = tuning.rules.goal

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dis
 import functools
+import io
 import itertools
 import random
 import signal
 import sys
 import threading
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,13 +24,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.experiments.tune.batch_copies import slot_names
 from stepscope.experiments.tune.training import Targets, refuse_untimed_device
-from stepscope.experiments.tune.training_state import State
+from stepscope.experiments.tune.training_state import OF_TORCH, PLAIN, OwnRestorer, State
 
 _PARTS = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler, torch.Generator, random.Random)
-_DEEP = 5  # names, attributes and items on the way from a step to a part
-_MOST_OBJECTS, _MOST_ITEMS = 2000, 100
+_DEEP = 6  # names, attributes and items on the way from a step to what it changes
+_MOST_OBJECTS, _MOST_ITEMS, _MOST_ENTRIES = 20_000, 1000, 1_000_000  # items that are looked at; entries that are kept
+_LEAST_BUDGET = 32_000_000
 _LIBRARIES = ("torch", "numpy", "stepscope")
+_HOOKS = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
+_STORED = ("STORE_GLOBAL", "DELETE_GLOBAL")
 _LIMITS = ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit", "accumulated_cache_size_limit")
 _MOST_GRAPHS = 1000
 
@@ -46,7 +53,8 @@ def refuse_unprotected(batches: Iterable[Any], targets: Targets, others: tuple[A
             "tune the training of one process",
         )
     modules = [part for part in (*targets.models, *others) if isinstance(part, nn.Module)]
-    lazy = [name for part in modules for name, module in part.named_modules() if any(map(is_lazy, _tensors(module)))]
+    named = [pair for part in modules for pair in part.named_modules()]
+    lazy = [name for name, module in named if any(map(is_lazy, (*module.parameters(False), *module.buffers(False))))]
     if lazy:
         raise UsageError(f"the layer '{lazy[0]}' has no weights yet", "call the model with a batch first: model(batch)")
     for model in targets.models:
@@ -54,63 +62,172 @@ def refuse_unprotected(batches: Iterable[Any], targets: Targets, others: tuple[A
             refuse_untimed_device(parameter.device)
 
 
-def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters(recurse=False)
-    yield from module.buffers(recurse=False)
+class StepState(OwnRestorer):
+    """State that a step reaches by name: names, attributes, containers; put back as the objects that they are.
 
-
-def parts_of_step(step: Any) -> tuple[Any, ...]:
-    """Return models, optimizers, schedulers, scalers and generators that a step reaches by name: it may change them.
-
-    One that nobody named would go on through all blocks.
+    parts: models, optimizers, tensors and whatever else a `State` puts back. Objects of libraries keep their attributes
+    as they are: those may belong to threads, files and connections.
     """
-    numpy = sys.modules.get("numpy")
-    kinds = _PARTS if numpy is None else (*_PARTS, numpy.random.Generator, numpy.random.RandomState)
-    objects: dict[int, Any] = {}
-    parts: list[Any] = []
-    waiting = collections.deque([(step, 0)])
-    while waiting and len(objects) < _MOST_OBJECTS:
-        value, depth = waiting.popleft()
-        if id(value) in objects:
-            continue
-        objects[id(value)] = value
-        if issubclass(type(value), kinds):  # `isinstance` would ask a proxy for what it stands for
-            parts.append(value)
-        elif depth < _DEEP:
-            with contextlib.suppress(Exception):  # a proxy, or a list of somebody's
-                waiting += ((inner, depth + 1) for inner in itertools.islice(_reached_values(value), _MOST_ITEMS))
-    return tuple(parts)
+
+    def __init__(self, roots: Iterable[Any], named: Iterable[Any] = (), budget: int = 0) -> None:
+        numpy = sys.modules.get("numpy")
+        self._arrays = () if numpy is None else (numpy.ndarray,)
+        self._kinds = _PARTS if numpy is None else (*_PARTS, numpy.random.Generator, numpy.random.RandomState)
+        self.parts: list[Any] = []
+        self._budget = max(budget, _LEAST_BUDGET)  # memory of tensors and arrays that is left, B
+        self._watched: list[tuple[torch.Tensor, int]] = []  # beyond it, with the version of each
+        self._named = {id(value) for value in named}  # which others put back
+        self._restorers: list[Callable[[], None]] = []
+        self._used = {"__call__", "forward"}  # names that functions use
+        self._iterators: list[tuple[str, Any]] = []
+        self._walk(roots)
+        for name, iterator in self._iterators:
+            if name in self._used:
+                raise UsageError(
+                    f"the step draws from '{name}' ({type(iterator).__name__}), which cannot be put back",
+                    "give what it yields as the batches: stepscope.tune(step, loader, ...)",
+                )
+
+    def restore(self) -> None:
+        """Make names, attributes and containers as they were; RuntimeError where a tensor was too large to be kept."""
+        for restore in self._restorers:
+            restore()
+        for tensor, version in self._watched:
+            if tensor._version != version:
+                shape = "x".join(map(str, tensor.shape))
+                raise RuntimeError(f"the step changes a tensor of {shape} that others=[...] does not name")
+
+    def _walk(self, roots: Iterable[Any]) -> None:
+        objects: dict[int, Any] = {}
+        kinds: set[type] = set()
+        waiting = collections.deque((root, 0, True) for root in roots)
+        while waiting and len(objects) < _MOST_OBJECTS:
+            value, depth, is_own = waiting.popleft()
+            if id(value) not in objects and type(value) not in PLAIN:
+                objects[id(value)] = value
+                with contextlib.suppress(Exception):  # a proxy, or a list of somebody's
+                    inner_values = self._visit(value, is_own)
+                    waiting += ((inner, depth + 1, own) for inner, own in inner_values if depth < _DEEP)
+                kinds |= {kind for kind in type(value).__mro__ if _is_of_user(kind.__module__)}
+            if not waiting:  # of methods those that are used, which is known by now
+                methods = [vars(kind)[name] for kind in kinds for name in vars(kind).keys() & self._used]
+                functions = [getattr(method, "fget", getattr(method, "__func__", method)) for method in methods]
+                functions = [function for function in functions if isinstance(function, types.FunctionType)]
+                waiting += ((function, 1, True) for function in functions if id(function) not in objects)
+
+    def _visit(self, value: Any, is_own: bool) -> Iterator[tuple[Any, bool]]:
+        """Keep a value; yield what a function uses, an object or a container holds, and whether it is the user's."""
+        if issubclass(type(value), self._kinds):  # `isinstance` would ask a proxy for what it stands for
+            self.parts.append(value)
+            for module in value.modules() if isinstance(value, nn.Module) else ():
+                yield from ((inner, True) for name, inner in vars(module).items() if name not in OF_TORCH)
+                hooked = [vars(module).get(name) for name in _HOOKS]
+                hooked += [tensor._backward_hooks for tensor in module.parameters(recurse=False)]
+                yield from ((hook, True) for hooks in hooked for hook in (hooks or {}).values())
+        elif isinstance(value, (torch.Tensor, *self._arrays)):
+            if is_own:
+                self._keep_numbers(value)
+        elif isinstance(value, types.FunctionType):
+            yield from self._used_by_function(value)
+        elif isinstance(value, types.MethodType):
+            yield from ((value.__self__, is_own), (value.__func__, is_own))
+        elif isinstance(value, functools.partial):
+            yield from ((inner, is_own) for inner in (value.func, *value.args, *value.keywords.values()))
+        elif isinstance(value, (dict, list, tuple, set, collections.deque)):
+            if is_own and not isinstance(value, tuple) and len(value) <= _MOST_ENTRIES:
+                self._restorers.append(_container_restorer(value))
+            items = value.values() if isinstance(value, dict) else value
+            yield from ((inner, is_own) for inner in list(itertools.islice(items, _MOST_ITEMS)))
+        elif not isinstance(value, (type, types.ModuleType)):
+            is_users = is_own and (_is_of_user(type(value).__module__) or type(value) is types.SimpleNamespace)
+            attributes: dict[str, Any] = {}
+            with contextlib.suppress(AttributeError):  # it has slots alone
+                attributes = object.__getattribute__(value, "__dict__")
+            slots = {name: object.__getattribute__(value, name) for name in slot_names(value)} if is_users else {}
+            if is_users:
+                self._restorers.append(_mapping_restorer(attributes))
+                self._restorers += [functools.partial(object.__setattr__, value, *slot) for slot in slots.items()]
+            for name, inner in {**attributes, **slots}.items():
+                yield from self._unless_iterator(name, inner, is_users)
+
+    def _unless_iterator(self, name: str, value: Any, is_own: bool) -> Iterator[tuple[Any, bool]]:
+        kind = type(value)
+        is_iterator = issubclass(kind, Iterator) and not issubclass(kind, io.IOBase)
+        if is_own and is_iterator and not _is_of_user(kind.__module__):
+            self._iterators.append((name, value))
+        else:
+            yield value, is_own
+
+    def _keep_numbers(self, value: Any) -> None:
+        if id(value) in self._named:
+            return
+        if value.nbytes <= self._budget:
+            self._budget -= value.nbytes
+            self.parts.append(value)
+        else:
+            with contextlib.suppress(RuntimeError, AttributeError):  # an array; a tensor without versions
+                self._watched.append((value, value._version))
+
+    def _used_by_function(self, function: types.FunctionType) -> Iterator[tuple[Any, bool]]:
+        """Keep and yield what a function uses: all of the user's own; of torch what it closes over, as a decorator."""
+        names, codes = function.__globals__, [function.__code__]
+        is_own, is_library = _is_of_user(str(names.get("__name__"))), _root(str(names.get("__name__"))) in _LIBRARIES
+        if is_own:
+            self._restorers.append(_mapping_restorer(vars(function)))
+            self._used.update(function.__code__.co_freevars)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # of a name that has no value yet
+                value = cell.cell_contents
+                if is_own:
+                    self._restorers.append(functools.partial(setattr, cell, "cell_contents", value))
+                yield from self._unless_iterator(name, value, is_own)
+        while codes and not is_library:
+            code = codes.pop()
+            if is_own:
+                self._used.update(code.co_names)
+                stored = {step.argval for step in dis.get_instructions(code) if step.opname in _STORED}
+                self._restorers.append(_mapping_restorer(names, stored))
+            for name in code.co_names:
+                if name in names:
+                    yield from self._unless_iterator(name, names[name], is_own)
+            codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            yield value, is_own
 
 
-def _reached_values(value: Any) -> Iterator[Any]:
-    """Yield what a function uses, an object or a container holds."""
-    if isinstance(value, types.FunctionType):
-        if value.__module__ is None or value.__module__.partition(".")[0] not in _LIBRARIES:
-            yield from _used_by_function(value)
-    elif isinstance(value, types.MethodType):
-        yield from (value.__self__, value.__func__)
-    elif isinstance(value, functools.partial):
-        yield from (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, dict):
-        yield from list(itertools.islice(value.values(), _MOST_ITEMS))
-    elif isinstance(value, (list, tuple)):
-        yield from value[:_MOST_ITEMS]
-    elif not isinstance(value, (type, types.ModuleType, torch.Tensor)):
-        with contextlib.suppress(AttributeError):
-            yield from list(object.__getattribute__(value, "__dict__").values())
-        yield vars(type(value)).get("__call__")
+@functools.cache
+def _is_of_user(module: str) -> bool:
+    """Return whether a module is neither of Python nor of an installed library."""
+    root = _root(module)
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    known = root in _LIBRARIES or root in sys.stdlib_module_names
+    return not known and not {"site-packages", "dist-packages"} & {*Path(file).parts}
 
 
-def _used_by_function(function: types.FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # of a name that has no value yet
-            yield cell.cell_contents
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
-        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+def _root(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _mapping_restorer(mapping: dict[str, Any], only: Collection[str] | None = None) -> Callable[[], None]:
+    """Return what gives names their values again, and takes away those that are new."""
+    before = {name: mapping[name] for name in (mapping if only is None else only) if name in mapping}
+
+    def restore() -> None:
+        for name in [name for name in (mapping if only is None else only) if name in mapping and name not in before]:
+            del mapping[name]
+        mapping.update(before)
+
+    return restore
+
+
+def _container_restorer(container: Any) -> Callable[[], None]:
+    before = container.copy()
+
+    def restore() -> None:
+        container.clear()
+        container.extend(before) if hasattr(container, "extend") else container.update(before)
+
+    return restore
 
 
 class HeldInterrupts:

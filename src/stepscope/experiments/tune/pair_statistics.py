@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -164,12 +164,9 @@ class Arm:
         """
         return min((*(log for log, _ in self.pairs), *self.fastest)) > math.log(ratio)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Arm:
-        """Read what `to_dict` wrote; ValueError for what cannot have been written so."""
+        """Read what was stored of one; ValueError for what cannot have been."""
         fields = {name: entry[name] for name in cls.__dataclass_fields__ if name in entry}
         for name, kind in _KINDS.items():
             if name in fields and not isinstance(fields[name], kind):

@@ -40,7 +40,6 @@ class TrainingProcess:
     def __init__(
         self, orders: Mapping[str, Any], log: Path, environment: Mapping[str, str], at_start: Sequence[str] = ()
     ) -> None:
-        self.at_start = tuple(at_start)
         self._log = log
         orders_end, tell = os.pipe()
         hear, heard = os.pipe()

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,28 +78,25 @@ class _Loop:
         self._switches = contextlib.ExitStack()
         self._at_start = contextlib.ExitStack()
         self._seen: Observer | None = None
+        self._synchronize: Callable[[], bool] = lambda: False  # and whether an accelerator is in use
         self._targets: Targets | None = None
 
     def begin(self) -> None:
         """Torch is there: listen to the training, and make what it begins with."""
         import torch
 
-        from stepscope.experiments.tune.training import Observer, Targets
-        from stepscope.record.fault_boundary import Boundary
-        from stepscope.record.torch_hooks import TorchHooks
+        from stepscope.experiments.tune.block_runner import wait_for_accelerator
+        from stepscope.experiments.tune.training import StepListener, Targets
 
+        self._synchronize = wait_for_accelerator
         if self._orders.get("threads") is not None:
             torch.set_num_threads(self._orders["threads"])
         self._targets = Targets((), ())
         at_start = [change for change in changes_at_start(self._orders) if change.group != "compile"]
         self._at_start.enter_context(changes_applied(at_start, self._targets))
-        self._seen = Observer()
         if self._orders.get("what_if"):
             watch_batches()
-        boundary = Boundary(self._failed)
-        listener = _Listener(self._seen, self._step_ended)
-        listener.routes = TorchHooks(boundary, listener)
-        listener.routes.install()
+        self._seen = StepListener(self._step_ended, self._failed)
 
     def answer_until_closed(self, why: str, raised: bool) -> None:
         """The script is over: whatever is asked from now on has this answer."""
@@ -171,13 +168,12 @@ class _Loop:
             self._seconds, self._weighs, self._peak = [], False, []
             return
         self._commands.answer(
-            seconds=self._seconds, t0_ns=self._span_ns[0], t1_ns=t_ns, losses=[], ended=False, **take_delay_totals(),
-            others=self._others.busy_cores_of_others(),
+            seconds=self._seconds, t0_ns=self._span_ns[0], t1_ns=t_ns, others=self._others.busy_cores_of_others(),
+            **take_delay_totals(),
         )  # fmt: skip
         self._seconds = []
 
     def _answer_commands(self) -> None:
-        """Answer until a block is to be made."""
         from stepscope.experiments.tune.loop_protection import allow_compilations
 
         assert self._targets is not None
@@ -225,85 +221,3 @@ class _Loop:
         facts = facts_of(self._targets, self._seen)
         self._known = self._known or all_changes(facts)
         return {**facts, "losses_known": False, "step_s": self._last_s, "data_share": self._data_share}
-
-    @staticmethod
-    def _synchronize() -> bool:
-        """Wait for the accelerator; return whether there is one in use."""
-        from stepscope.experiments.tune.block_runner import wait_for_accelerator
-
-        return wait_for_accelerator()
-
-
-def _steps_cannot_be_undone(*_: object) -> bool:
-    """Blocks were made of what had been taken for steps: that is not put together afterwards."""
-    return False
-
-
-class _Listener:
-    """Hands on what the training does: to the rules that find steps, and to whom observes it."""
-
-    def __init__(self, observer: Observer, ended: Any) -> None:
-        from stepscope.record.gradient_threads import GradientThreads
-        from stepscope.record.steps import StepFinder
-
-        self.routes: Any = None
-        self._seen = observer
-        self._trains = False
-        self._ended = ended
-        self._finder = StepFinder(
-            GradientThreads(), True, None, self._step_ended, _steps_cannot_be_undone, lambda _: None, self._note_calls
-        )
-
-    def _step_ended(self, t_ns: int, late: bool = False) -> None:
-        self._finder.step_ended()
-        self._ended(t_ns, late)
-
-    def _note_calls(self, witness: Any) -> bool:
-        self.routes.note_calls(witness)
-        return True
-
-    def called(self, module: Any, args: Any, kwargs: Any) -> None:
-        import torch
-
-        self._seen.called(module, args, kwargs)
-        self._trains = self._trains or (torch.is_grad_enabled() and bool(self._seen.called_modules))
-        if self._trains:
-            self._finder.called(module, args, kwargs)
-
-    def returned(self, module: Any, output: Any) -> None:
-        if self._trains:
-            self._finder.returned(module, output)
-
-    def raised(self, module: Any) -> None:
-        self._finder.raised(module)
-
-    def backward_raised(self) -> None:
-        self._finder.backward_raised()
-
-    def compiled(self, module: Any) -> None:
-        self._seen.compiled(module)
-
-    def before_optimizer(self, optimizer: Any) -> None:
-        self._seen.before_optimizer(optimizer)
-        self._finder.before_update(optimizer)
-
-    def after_optimizer(self, optimizer: Any) -> None:
-        self._finder.after_update(optimizer)
-
-    def skipped_update(self) -> None:
-        self._finder.skipped_update()
-
-    def before_backward(self, roots: Any, inputs: Any, weights: Any = None) -> None:
-        self._seen.before_backward(roots, inputs, weights)
-        self._finder.before_backward(roots, inputs, weights)
-
-    def after_backward(self) -> None:
-        self._finder.after_backward()
-
-    def batch(self, iterator: Any, batch: Any) -> None:
-        self._seen.batch(iterator, batch)
-        self._finder.batch(iterator, batch)
-
-    def many_calls(self) -> None: ...
-    def makes_scope(self, module: Any) -> None: ...
-    def optimizer_scope(self, optimizer: Any) -> None: ...

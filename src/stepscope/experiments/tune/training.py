@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import MissingDependency, UsageError
 from stepscope.record import c_allocators
 from stepscope.record.fault_boundary import Boundary
+from stepscope.record.gradient_threads import GradientThreads
+from stepscope.record.steps import StepFinder
 from stepscope.record.torch_hooks import TorchHooks
 
 TIMED = ("cpu", "cuda")  # devices whose work is waited for at the end of a block
@@ -84,6 +86,13 @@ class Observer:
     def returned(self, module: nn.Module, output: Any) -> None: ...
     def after_optimizer(self, optimizer: Any) -> None: ...
     def skipped_update(self) -> None: ...
+    def after_backward(self) -> None: ...
+    def many_calls(self) -> None: ...
+    def makes_scope(self, module: nn.Module) -> None: ...
+    def raised(self, module: nn.Module) -> None: ...
+    def backward_raised(self) -> None: ...
+    def optimizer_scope(self, optimizer: Any) -> None: ...
+
     def before_backward(self, roots: Any, inputs: Any, weights: Any = None) -> None:
         """Gradients that are zero and not absent before a pass were kept by `zero_grad`."""
         if self.zeroes_gradients or not self.optimizers:
@@ -92,12 +101,66 @@ class Observer:
         if first is not None and first.grad is not None:
             self.zeroes_gradients = not bool(first.grad.any())
 
-    def after_backward(self) -> None: ...
-    def many_calls(self) -> None: ...
-    def makes_scope(self, module: nn.Module) -> None: ...
-    def raised(self, module: nn.Module) -> None: ...
-    def backward_raised(self) -> None: ...
-    def optimizer_scope(self, optimizer: Any) -> None: ...
+
+class StepListener(Observer):
+    """An observer that also finds where steps end, as `stepscope run` finds it; `ended` hears of each end, ns.
+
+    Blocks are made of what was taken for steps: nothing of that is put together afterwards.
+    """
+
+    def __init__(self, ended: Callable[[int, bool], None], failed: Callable[[BaseException], None]) -> None:
+        super().__init__()
+        self._trains, self._ended = False, ended
+        self._finder = StepFinder(
+            GradientThreads(), True, None, self._step_ended, lambda *_: False, lambda _: None, self._note_calls
+        )
+        self._routes = TorchHooks(Boundary(failed), self)
+        self._routes.install()
+
+    def _step_ended(self, t_ns: int, late: bool = False) -> None:
+        self._finder.step_ended()
+        self._ended(t_ns, late)
+
+    def _note_calls(self, witness: Any) -> bool:
+        self._routes.note_calls(witness)
+        return True
+
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        super().called(module, args, kwargs)
+        self._trains = self._trains or (torch.is_grad_enabled() and bool(self.called_modules))
+        if self._trains:
+            self._finder.called(module, args, dict(kwargs))
+
+    def returned(self, module: nn.Module, output: Any) -> None:
+        if self._trains:
+            self._finder.returned(module, output)
+
+    def raised(self, module: nn.Module) -> None:
+        self._finder.raised(module)
+
+    def backward_raised(self) -> None:
+        self._finder.backward_raised()
+
+    def before_optimizer(self, optimizer: Any) -> None:
+        super().before_optimizer(optimizer)
+        self._finder.before_update(optimizer)
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        self._finder.after_update(optimizer)
+
+    def skipped_update(self) -> None:
+        self._finder.skipped_update()
+
+    def before_backward(self, roots: Any, inputs: Any, weights: Any = None) -> None:
+        super().before_backward(roots, inputs, weights)
+        self._finder.before_backward(roots, inputs, weights)
+
+    def after_backward(self) -> None:
+        self._finder.after_backward()
+
+    def batch(self, iterator: Any, batch: Any) -> None:
+        super().batch(iterator, batch)
+        self._finder.batch(iterator, batch)
 
 
 @contextlib.contextmanager
@@ -139,7 +202,11 @@ def facts_of(targets: Targets, observer: Observer, batch: int | None = None, div
         "autocast": observer.autocast,
         "compiled": observer.compiled_model,
         "zeroes_gradients": observer.zeroes_gradients,
-        "optimizers": [_optimizer_facts(optimizer) for optimizer in targets.optimizers],
+        "optimizers": [
+            {"kind": type(optimizer).__name__}
+            | {name: all(bool(group.get(name)) for group in optimizer.param_groups) for name in ("fused", "foreach")}
+            for optimizer in targets.optimizers
+        ],
         "loader": observer.loader,
         "blocks": sum(len(repeated_blocks(model)) for model in targets.called),
         "batch": batch or 0,
@@ -166,6 +233,7 @@ def _matmul_precision() -> str:
 def machine_facts() -> dict[str, Any]:
     """Return the facts of the machine and of this process alone."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    siblings = {_read_core_file(core, "topology/thread_siblings_list") or str(core) for core in cores}
     try:
         tcmalloc: str | None = str(c_allocators.tcmalloc_library())
     except MissingDependency:
@@ -173,7 +241,7 @@ def machine_facts() -> dict[str, Any]:
     in_force = c_allocators.current_allocator_facts()
     return {
         "cores": _allowed_core_count(len(cores)),
-        "physical_cores": max(1, min(_physical_core_count(cores), _allowed_core_count(len(cores)))),
+        "physical_cores": max(1, min(len(siblings), _allowed_core_count(len(cores)))),
         "large_cores": _fastest_cores(cores),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "glibc": platform.libc_ver()[0] == "glibc",
@@ -186,17 +254,7 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-def _optimizer_facts(optimizer: Optimizer) -> dict[str, Any]:
-    groups = optimizer.param_groups
-    return {
-        "kind": type(optimizer).__name__,
-        "fused": all(bool(group.get("fused")) for group in groups),
-        "foreach": all(bool(group.get("foreach")) for group in groups),
-    }
-
-
 def _allowed_core_count(cores: int) -> int:
-    """Return how many cores the quota of the cgroup allows, at most those there are."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return max(1, min(cores, round(int(quota) / int(period))))
@@ -204,14 +262,7 @@ def _allowed_core_count(cores: int) -> int:
         return cores
 
 
-def _physical_core_count(cores: list[int]) -> int:
-    """Return how many of these logical cores are cores of their own."""
-    siblings = {_read_core_file(core, "topology/thread_siblings_list") or str(core) for core in cores}
-    return len(siblings)
-
-
 def _fastest_cores(cores: list[int]) -> list[int]:
-    """Return the cores of the highest capacity where they differ, else none."""
     capacity = {core: int(_read_core_file(core, "cpu_capacity") or 0) for core in cores}
     most = max(capacity.values(), default=0)
     return [] if len(set(capacity.values())) < 2 else [core for core, value in capacity.items() if value == most]

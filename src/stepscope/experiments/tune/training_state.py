@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import random
 import sys
 from collections.abc import Callable
@@ -21,12 +22,12 @@ from stepscope.experiments.tune.training import Targets
 
 _COUNTED = (collections.OrderedDict, collections.defaultdict, collections.Counter)
 _CONTAINERS = (list, dict, set, collections.deque, *_COUNTED)
-_OF_TORCH = frozenset(vars(nn.Module()))  # what every module has: parameters, buffers, hooks
+OF_TORCH = frozenset(vars(nn.Module()))  # what every module has: parameters, buffers, hooks
 _OF_OPTIMIZERS = frozenset(("state", "param_groups", "defaults")) | {
     name for name in vars(torch.optim.SGD([nn.Parameter()])) if name.endswith("_hooks")
 }
 _OF_SAMPLERS = frozenset(("data_source", "dataset"))
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _DEEP = 4  # containers within containers that were named
 
 
@@ -78,15 +79,10 @@ class State:
             if not self.save_value(optimizer):  # a wrapper that is none of torch's
                 self._keep_part(optimizer, _WithStateDict)
         for other in others:
-            if isinstance(other, _PLAIN):  # of which the step has another
+            if isinstance(other, PLAIN):  # of which the step has another
                 _WithStateDict(other, self)
             self._save_other(other)
         self._random = RandomNumbers()
-
-    @property
-    def size(self) -> int:
-        """The memory of the copies, B."""
-        return sum(saved.content.numel() * saved.content.element_size() for saved in self._tensors.values())
 
     def restore(self) -> None:
         """Make everything as it was; what cannot be put back is told once everything else is."""
@@ -119,12 +115,14 @@ class State:
         elif (kind := _saver_class(value)) is not None:
             self._keep_part(value, kind)
         else:
-            return isinstance(value, _PLAIN)
+            return isinstance(value, PLAIN)
         return True
 
     def _save_other(self, other: Any, depth: int = 0) -> None:
         """Save what was named, and what is in it: in lists and dictionaries what nobody can put back stays as it is."""
-        if isinstance(other, tuple):
+        if isinstance(other, OwnRestorer):
+            self._parts[id(other)] = other
+        elif isinstance(other, tuple):
             for inner in other:
                 self._save_other(inner, depth)
         elif isinstance(other, (dict, list)):
@@ -158,6 +156,12 @@ class LoaderSampler:
 
 class _Restorable(Protocol):
     """Something that a step alters in place."""
+
+    def restore(self) -> None: ...
+
+
+class OwnRestorer:
+    """A part that has kept its state itself."""
 
     def restore(self) -> None: ...
 
@@ -197,7 +201,7 @@ class _SavedContainer:
         self._container = container
         self._content: Any = dict(container) if isinstance(container, dict) else list(container)
         for value in container.values() if isinstance(container, dict) else container:
-            if not isinstance(value, _PLAIN):  # of which a list of a sampler's may have millions
+            if not isinstance(value, PLAIN):  # of which a list of a sampler's may have millions
                 state.save_value(value)
 
     def restore(self) -> None:
@@ -262,21 +266,10 @@ class _SavedAttributes:
             container.update(content)
 
 
-class _SavedSampler(_SavedAttributes):
-    """A sampler of a data loader, and those within it: the order of what comes may follow from a count of its own.
-
-    The samples that it draws from are no part of it: a list of them would be copied around every block.
-    """
-
-    def __init__(self, sampler: Any, state: State) -> None:
-        super().__init__(sampler, state, _OF_SAMPLERS)
-
-
-class _SavedModule(_SavedAttributes):
-    """A module: its layers, parameters, buffers, hooks, its mode and its own attributes."""
-
-    def __init__(self, module: nn.Module, state: State) -> None:
-        super().__init__(module, state, _OF_TORCH)
+# A sampler of a data loader, and those within it: the order of what comes may follow from a count of its own. The
+# samples that it draws from are no part of it: a list of them would be copied around every block.
+_SavedSampler = functools.partial(_SavedAttributes, of_torch=_OF_SAMPLERS)
+_SavedModule = functools.partial(_SavedAttributes, of_torch=OF_TORCH)  # layers, parameters, hooks, mode, attributes
 
 
 class _SavedOptimizer:
@@ -298,12 +291,9 @@ class _SavedOptimizer:
             (group, {name: self._save_and_return(value, state) for name, value in group.items() if name != "params"})
             for group in optimizer.param_groups
         ]
-        self._lists = [(parameters, list(parameters)) for parameters in self._parameter_lists()]
+        lists = [optimizer.param_groups, *(group["params"] for group in optimizer.param_groups)]
+        self._lists = [(parameters, list(parameters)) for parameters in lists]
         self._own = _SavedAttributes(optimizer, state, _OF_OPTIMIZERS)
-
-    def _parameter_lists(self) -> list[list[Any]]:
-        groups = self._optimizer.param_groups
-        return [groups, *(group["params"] for group in groups)]
 
     def restore(self) -> None:
         self._own.restore()

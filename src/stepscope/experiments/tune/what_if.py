@@ -128,6 +128,7 @@ class WhatIf:
         training = self._open()
         try:
             self._begin(training)
+            self._began_ns = monotonic_ns()  # the start is none of the time
             while self.used < 1:
                 open_ = [part for part in self.parts if not part.clear and part.reason != "failed"]
                 if not open_:

@@ -109,7 +109,6 @@ def select_changes(changes: Iterable[Change], goal: str, only: Sequence[str], wi
 
 
 def _names(change: Change) -> set[str]:
-    """Return by what a change is named: its name, its group, its goal."""
     return {change.name, change.group, change.goal}
 
 

@@ -20,7 +20,6 @@ _LEAST_SHARE = 0.02  # of a step: with less there is nothing to gain
 
 
 def _loading_changes(facts: Facts) -> Iterator[Change]:
-    """Yield worker processes, more batches ahead, and pinned memory for an accelerator."""
     loader = facts["loader"]
     none = "" if loader else "no data loader was seen"
     share = facts.get("data_share")
@@ -53,7 +52,8 @@ def _make_loader_change(
     code = f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})"
     risk = "random numbers drawn by the data set itself differ" if "num_workers" in arguments else ""
     return Change(
-        name, title, group, code, risk, _loader_switch(arguments), at_start=True, loader=arguments, refused=refused
+        name, title, group, code, risk, lambda _: patch_loader_arguments(arguments), at_start=True, loader=arguments,
+        refused=refused,
     )  # fmt: skip
 
 
@@ -93,10 +93,6 @@ def patch_loader_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
         DataLoader.__init__ = plain  # type: ignore[method-assign]
 
 
-def _loader_switch(arguments: Mapping[str, Any]) -> Switch:
-    return lambda _: patch_loader_arguments(arguments)
-
-
 # The update of the parameters: one kernel for all of them, and gradients that are dropped instead of zeroed.
 
 _FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
@@ -105,7 +101,6 @@ _RISK = "sums are made in another order: the last digits of the weights"
 
 
 def _update_changes(facts: Facts) -> Iterator[Change]:
-    """Yield the fused and the foreach update, and `zero_grad` that drops gradients."""
     kinds = [str(optimizer["kind"]) for optimizer in facts["optimizers"]]
     for name, able in (("fused", _FUSED), ("foreach", _FOREACH)):
         refused = ""

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def _layout_changes(facts: Facts) -> Iterator[Change]:
-    """Yield channels innermost, for convolutions over pictures that are not laid out so."""
     refused = ""
     if not facts["conv2d"]:
         refused = "no convolution over pictures"
@@ -45,11 +44,13 @@ def apply_memory_format(targets: Targets, form: str) -> Iterator[None]:
 
     layout: torch.memory_format = getattr(torch, form)
     moved: list[tuple[torch.Tensor, torch.Tensor]] = []
+    layouts: dict[tuple[Any, ...], torch.Tensor] = {}
     for tensor in _tensors_of_four_dims(targets):
         memory = tensor.data
-        if any(stride == 0 < size - 1 for size, stride in zip(memory.shape, memory.stride(), strict=True)):
-            continue  # one that `expand` shows, into which nothing can be written back
-        changed = memory.to(memory_format=layout)  # what torch's own `Module.to` does
+        if memory.untyped_storage().nbytes() != memory.nbytes:
+            continue  # a part of other memory, which an optimizer may update whole, or one that `expand` shows
+        place = (memory.data_ptr(), memory.shape, memory.stride())  # of weights that share their memory the same
+        changed = layouts.setdefault(place, memory.to(memory_format=layout))  # what torch's own `Module.to` does
         if changed.data_ptr() != memory.data_ptr() or changed.stride() != memory.stride():
             tensor.data = changed
             moved.append((tensor, memory))
@@ -87,7 +88,6 @@ _BF16 = "8 bits of mantissa in forward and backward: compare the loss of a whole
 
 
 def _precision_changes(facts: Facts) -> Iterator[Change]:
-    """Yield autocast, the precision of float32 products, and flushing of denormal numbers."""
     device = str(facts["device"])
     refusal = "the training uses autocast already" if facts["autocast"] else ""
     unknown = "" if facts["calls"] else "no module of the training is called"

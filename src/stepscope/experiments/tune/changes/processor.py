@@ -64,7 +64,6 @@ def _make_environment_change(
 
 
 def _compiling_changes(facts: Facts) -> Iterator[Change]:
-    """Yield the compilation of the models, in place."""
     refused = "" if facts["compiler"] or facts["device"] == "cuda" else "there is no C++ compiler here"
     if facts["compiled"]:
         refused = "the model is compiled already"
@@ -94,7 +93,6 @@ def _compile_models(targets: Targets) -> Iterator[None]:
 
 
 def _instruction_changes(facts: Facts) -> Iterator[Change]:
-    """Yield a cap of AVX2 where the processor has AVX-512."""
     environment = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
     refused = "" if str(facts["cpu_capability"]).startswith("AVX512") else "the processor has no AVX-512"
     if facts["device"] != "cpu":
