@@ -116,6 +116,13 @@ def test_a_run_without_steps_or_of_a_simulated_board_gets_none(tmp_path: Path, p
     assert probe.calls == 0
 
 
+def test_a_run_that_never_stated_its_threads_gets_no_ceilings_of_others(tmp_path: Path, probe: Probe) -> None:
+    run = fabricate_run(tmp_path / "runs", steps=6, device={"ceilings": None}, header={"threads": None})
+    ceilings.write_ceilings(run)  # it left by os._exit(0), say
+    assert probe.calls == 0
+    assert json.loads((run / "device.json").read_text())["ceilings"] is None
+
+
 def test_the_probe_states_rates_by_size_and_the_fastest_block() -> None:
     rows = list(ceiling_probe.measure_arithmetic("cpu", ceiling_probe.DTYPES["float32"], lambda: None, sides=(16, 32)))
     products = [row for row in rows if row["kind"] == "gemm"]

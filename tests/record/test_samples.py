@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +23,7 @@ import stepscope
 from stepscope.analysis.run import Run
 from stepscope.record.loader_batches import LoaderBatches
 from stepscope.record.memory import tensor_watch
-from stepscope.record.sample_count import tensors_in
+from stepscope.record.sample_count import SampleCount, tensors_in
 from stepscope.runfolder import RunReader
 
 
@@ -494,6 +496,103 @@ def test_sequences_of_any_length_that_are_batched_along_the_second_side_are_as_m
     lengths = [4, 2, 3, 2, 5]
     samples = [loader.samples(iterator, [torch.zeros(length, 4)]) for length in lengths]
     assert samples[2:] == [4, 4, 4]
+
+
+Update = Callable[..., None]
+
+
+def read_by_a_thread(data: DataLoader[Any], _: DataLoader[Any], update: Update) -> None:
+    """Fetch up to three batches ahead, as background generators do."""
+    batches: Queue[Any] = Queue(3)
+
+    def read() -> None:
+        for loader in (data, data):
+            for batch in loader:
+                batches.put(batch)
+        batches.put(None)
+
+    threading.Thread(target=read).start()
+    while (batch := batches.get()) is not None:
+        update(*batch)
+
+
+def in_pairs_of_two_loaders(data: DataLoader[Any], other: DataLoader[Any], update: Update) -> None:
+    """`zip` has fetched a batch of the first one when the second one ends."""
+    for _ in range(3):
+        for (inputs,), (others,) in zip(data, other, strict=False):
+            update(torch.cat([inputs, others]))
+
+
+def after_a_mean(data: DataLoader[Any], _: DataLoader[Any], update: Update) -> None:
+    mean = torch.cat([inputs for (inputs,) in data]).mean()
+    for _epoch in range(2):
+        for (inputs,) in data:
+            update(inputs - mean)
+
+
+def after_a_look(data: DataLoader[Any], _: DataLoader[Any], update: Update) -> None:
+    for number, _batch in enumerate(data):
+        if number == 2:
+            break
+    for _epoch in range(2):
+        for (inputs,) in data:
+            update(inputs)
+
+
+@pytest.mark.parametrize(
+    ("loop", "samples"),
+    [
+        (read_by_a_thread, [5, 5, 5, 5, 3] * 2),
+        (in_pairs_of_two_loaders, [11, 11, 11] * 3),
+        (after_a_mean, [5, 5, 5, 5, 3] * 2),
+        (after_a_look, [5, 5, 5, 5, 3] * 2),
+    ],
+)
+def test_batches_that_are_fetched_early_or_for_nothing_count_in_no_other_step(
+    loop: Callable[..., None], samples: list[int], tmp_path: Path
+) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def update(inputs: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(inputs).sum().backward()
+        optimizer.step()
+
+    data, other = (DataLoader(TensorDataset(torch.randn(23, 4)), size, drop_last=size > 5) for size in (5, 6))
+    run = recorded(lambda: loop(data, other, update), tmp_path, record="none")
+    assert run.steps["samples"].to_list() == samples
+
+
+def test_an_evaluation_within_the_second_step_takes_no_batch_from_it(tmp_path: Path) -> None:
+    """The first step of an optimizer is known to be one only with its second update."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = DataLoader(TensorDataset(torch.randn(24, 4)), 4)
+
+    def loop() -> None:
+        for number, (inputs,) in enumerate(data):
+            model(inputs).sum().backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            if number == 2:
+                with torch.no_grad():
+                    for (others,) in data:
+                        model(others)
+
+    assert recorded(loop, tmp_path, record="none").steps["samples"].to_list() == [8, 8, 8]
+
+
+def test_iterators_that_are_made_anew_for_each_batch_leave_nothing_behind() -> None:
+    count = SampleCount()
+    for iterator in range(100):
+        count.batch(iterator, 4)
+        count.backward()
+        count.updated()
+        count.forget(iterator - 1)
+        assert count.take() == 4
+    assert max(len(value) for value in vars(count).values() if isinstance(value, (dict, set, list))) < 10
 
 
 def test_arguments_that_refer_to_each_other_are_looked_at_once() -> None:

@@ -187,6 +187,18 @@ def test_a_script_that_raises_shows_its_own_traceback_and_none_of_ours(
     assert RunReader(path).meta["reason"] == "ValueError: the script's own"
 
 
+def test_a_folder_that_raises_shows_the_traceback_that_python_shows(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "program"
+    folder.mkdir()
+    (folder / "__main__.py").write_text("raise ValueError")
+    bare = subprocess.run([sys.executable, str(folder)], capture_output=True, text=True, check=False).stderr
+    run_script(str(folder), [], Settings(out=tmp_path / "runs"))
+    assert "runpy" in bare
+    assert capfd.readouterr().err == bare
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="groups of exceptions came with Python 3.11")
 def test_causes_and_members_of_a_group_are_shown_without_our_frames(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -58,13 +58,28 @@ class Recording:
         return {}
 
 
-def callback_class(hooks: type[Recording], bases: tuple[type, ...], name: str = "StepscopeCallback") -> type:
-    """A class of the library's own kind with these hooks, guarded, named as if it stood in their file, for pickle."""
-    callback = type(name, (hooks, *bases), {"__module__": hooks.__module__, "__doc__": hooks.__doc__})
-    for hook in vars(hooks):
-        if hook.startswith("on_") or hook in (*_OPENING, *_OTHERS):
-            setattr(callback, hook, guard_hook(getattr(hooks, hook)))
-    return callback
+def class_on_demand(
+    hooks: type[Recording], bases: Callable[[], tuple[type, ...]], name: str = "StepscopeCallback"
+) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that makes its one class, of the library's own kind, when it is first needed.
+
+    The class has these hooks, guarded, and is named as if it stood in their file, for pickle.
+    """
+
+    @functools.cache
+    def make() -> type:
+        callback = type(name, (hooks, *bases()), {"__module__": hooks.__module__, "__doc__": hooks.__doc__})
+        for hook in vars(hooks):
+            if hook.startswith("on_") or hook in (*_OPENING, *_OTHERS):
+                setattr(callback, hook, guard_hook(getattr(hooks, hook)))
+        return callback
+
+    def attribute_of_module(attribute: str) -> Any:
+        if attribute != name:
+            raise AttributeError(f"module '{hooks.__module__}' has no attribute '{attribute}'")
+        return make()
+
+    return attribute_of_module
 
 
 def guard_hook(hook: Callable[..., Any]) -> Callable[..., None]:
@@ -183,13 +198,13 @@ def _recorded_call(listener: Listener, call: Callable[..., Any], /, *args: Any, 
         raise
     finally:
         if scope is not None:
-            _leave(scope)
+            _leave_scope(scope)
     if listener.returned is not None:
         listener.boundary.call(listener.returned, result)
     return result
 
 
-def _leave(scope: Scope) -> None:
+def _leave_scope(scope: Scope) -> None:
     """End a range, also where the door was shut within it."""
     try:
         scope.__exit__(None, None, None)

@@ -79,7 +79,8 @@ def settings(run: Run) -> dict[str, str]:
 
 def step_series(run: Run) -> Iterator[tuple[int, float, dict[str, float]]]:
     """(step, Unix time of its end in s, its figures) of every step; energy only where the sensor resolves a step."""
-    steps, offset_ns = run.steps, _unix_offset_ns(run)
+    steps, clock = run.steps, run.meta.get("clock") or {}
+    offset_ns = int(clock.get("unix_ns", 0)) - int(clock.get("monotonic_ns", 0))
     energy = run.step_energy().filter((pl.col("component") == "total") & pl.col("joules").is_not_null())
     names = {kind: "" if kind == "measured" else f"{kind}_" for kind in energy["kind"].unique().to_list()}
     joules: dict[int, dict[str, float]] = {}
@@ -109,11 +110,6 @@ def _logged_value(row: dict[str, Any]) -> LoggedValue:
     ending, factor = UNITS.get(row["unit"], (f"_{plain_name(row['unit'])}", 1.0))
     low, high = (None if row[key] is None else row[key] * factor for key in ("low", "high"))
     return LoggedValue(f"{row['metric']}{ending}", row["scope"], row["value"] * factor, low, high)
-
-
-def _unix_offset_ns(run: Run) -> int:
-    clock = run.meta.get("clock") or {}
-    return int(clock.get("unix_ns", 0)) - int(clock.get("monotonic_ns", 0))
 
 
 def write_page(run: Run, folder: Path) -> Path | None:

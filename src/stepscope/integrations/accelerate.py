@@ -5,12 +5,11 @@ Accelerate calls the torch optimizer only when the gradients of enough batches h
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from stepscope.integrations._library_hooks import Recording, callback_class, import_library, try_call, version_of
+from stepscope.integrations._library_hooks import Recording, class_on_demand, import_library, try_call, version_of
 
 if TYPE_CHECKING:
     from stepscope.integrations._training import TrainingRun
@@ -58,14 +57,16 @@ class Tracker(Recording):
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """The user's own settings."""
-        self.recording.update(config={str(_plain(key)): _plain(value) for key, value in values.items()})
+        self.recording.update(
+            config={str(_to_plain_value(key)): _to_plain_value(value) for key, value in values.items()}
+        )
 
     def finish(self) -> None:
         """The training is over."""
         self.recording.end()
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_value(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else try_call(str, value)
 
 
@@ -92,17 +93,9 @@ def _begin(recording: TrainingRun, models: list[Any], optimizers: list[Any]) -> 
     )
 
 
-@functools.cache
-def _tracker() -> type:
-    base = import_library("accelerate.tracking", EXTRA).GeneralTracker
-    return callback_class(Tracker, (base,), "StepscopeTracker")
-
-
-def __getattr__(name: str) -> Any:
-    if name == "StepscopeTracker":
-        return _tracker()
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-
+__getattr__ = class_on_demand(
+    Tracker, lambda: (import_library("accelerate.tracking", EXTRA).GeneralTracker,), "StepscopeTracker"
+)
 
 if TYPE_CHECKING:
     StepscopeTracker = Tracker

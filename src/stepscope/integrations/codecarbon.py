@@ -57,7 +57,8 @@ def row_of(run: Run, carbon_intensity: float | None = None) -> dict[str, Any]:
         raise UsageError("the energy of this run was not measured", "`stepscope doctor` says what would measure it")
     kwh, duration = total["joules"] / _J_PER_KWH, total["covered_s"]
     row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
-    row |= {"timestamp": _timestamp(run), "project_name": _name(run), "run_id": run.id, "duration": duration}
+    project = str((run.meta.get("workload") or {}).get("name") or "stepscope")
+    row |= {"timestamp": _timestamp(run), "project_name": project, "run_id": run.id, "duration": duration}
     row |= {"energy_consumed": kwh, **_machine_facts(run), **_parts(measured)}
     if carbon_intensity is not None:
         kilograms = kwh * carbon_intensity / 1e3
@@ -88,10 +89,6 @@ def _machine_facts(run: Run) -> dict[str, Any]:
         "tracking_mode": f"simulated {run.simulated}" if run.simulated else "machine",
         "on_cloud": "",
     }
-
-
-def _name(run: Run) -> str:
-    return str((run.meta.get("workload") or {}).get("name") or "stepscope")
 
 
 def _timestamp(run: Run) -> str:

@@ -7,12 +7,11 @@ callbacks neither of exceptions nor of losses: they are heard of where the libra
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepscope.integrations._library_hooks import Recording, callback_class, import_library, version_of
+from stepscope.integrations._library_hooks import Recording, class_on_demand, import_library, version_of
 
 TITLE = "Hugging Face Trainer"
 EXTRA = "huggingface"
@@ -116,16 +115,7 @@ def _not_overridden(concerns: Callable[[Any], bool], trainers: type, name: str) 
     return lambda trainer: concerns(trainer) and getattr(type(trainer), name) is getattr(trainers, name)
 
 
-@functools.cache
-def _callback() -> type:
-    return callback_class(Hooks, (import_library("transformers", EXTRA).TrainerCallback,))
-
-
-def __getattr__(name: str) -> Any:
-    if name == "StepscopeCallback":
-        return _callback()
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-
+__getattr__ = class_on_demand(Hooks, lambda: (import_library("transformers", EXTRA).TrainerCallback,))
 
 if TYPE_CHECKING:
     StepscopeCallback = Hooks

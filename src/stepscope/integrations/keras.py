@@ -7,13 +7,12 @@ over the epoch, so steps have none.
 
 from __future__ import annotations
 
-import functools
 import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
-from stepscope.integrations._library_hooks import Recording, callback_class, import_library, try_call, version_of
+from stepscope.integrations._library_hooks import Recording, class_on_demand, import_library, try_call, version_of
 
 TITLE = "Keras on its torch backend"
 EXTRA = "keras"
@@ -139,16 +138,7 @@ def _named_layers(model: Any, above: str) -> dict[str, Any]:
     return layers
 
 
-@functools.cache
-def _callback() -> type:
-    return callback_class(Hooks, (import_library("keras", EXTRA).callbacks.Callback,))
-
-
-def __getattr__(name: str) -> Any:
-    if name == "StepscopeCallback":
-        return _callback()
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-
+__getattr__ = class_on_demand(Hooks, lambda: (import_library("keras", EXTRA).callbacks.Callback,))
 
 if TYPE_CHECKING:
     StepscopeCallback = Hooks

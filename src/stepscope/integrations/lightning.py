@@ -6,7 +6,6 @@ gradients that add up over batches make one step of them all.
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from contextlib import AbstractContextManager
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.integrations._library_hooks import (
     Recording,
-    callback_class,
     class_of_library,
+    class_on_demand,
     import_library,
     same_object_test,
     try_call,
@@ -79,7 +78,8 @@ class Hooks(Recording):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any, **__: Any) -> None:
         """A batch is done, and with it a step where an optimizer has stepped."""
-        self.recording.batch(_loss(outputs), try_call(_samples, trainer, batch))
+        loss = try_call(outputs.get, "loss") if isinstance(outputs, dict) else outputs
+        self.recording.batch(loss, try_call(_samples, trainer, batch))
         if self._updated or trainer.global_step != self._global_step:
             self._global_step, self._updated = trainer.global_step, False
             divided_by = trainer.accumulate_grad_batches if _is_automatic_optimization(pl_module) else 1
@@ -150,10 +150,6 @@ def _remaining_steps(trainer: Any, pl_module: Any) -> int | None:
     return int(whole) - int(trainer.global_step) if 0 < whole < float("inf") else None
 
 
-def _loss(outputs: Any) -> Any:
-    return try_call(outputs.get, "loss") if isinstance(outputs, dict) else outputs
-
-
 def _samples(trainer: Any, batch: Any) -> int | None:
     """Return the samples of a batch: what its data loader says decides which side of a tensor they are."""
     from stepscope.record.loader_batches import batch_size
@@ -161,20 +157,15 @@ def _samples(trainer: Any, batch: Any) -> int | None:
     return batch_size(trainer.train_dataloader, batch)
 
 
-@functools.cache
-def _callback() -> type:
+def _callbacks_of_lightning() -> tuple[type, ...]:
     """A Callback of whichever of its two names Lightning was imported under; of both where it was under both."""
     imported = [name for name in _LIBRARIES if name in sys.modules]
     installed = [name for name in _LIBRARIES if find_spec(name.partition(".")[0]) is not None]
     names = imported or installed[:1] or _LIBRARIES[:1]
-    return callback_class(Hooks, tuple(import_library(name, EXTRA).Callback for name in names))
+    return tuple(import_library(name, EXTRA).Callback for name in names)
 
 
-def __getattr__(name: str) -> Any:
-    if name == "StepscopeCallback":
-        return _callback()
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-
+__getattr__ = class_on_demand(Hooks, _callbacks_of_lightning)
 
 if TYPE_CHECKING:
     StepscopeCallback = Hooks

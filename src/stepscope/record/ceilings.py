@@ -111,9 +111,12 @@ def write_ceilings(run: Path, says: Says = lambda sentence: None, measure: bool 
 def _conditions_of_run(meta: dict[str, Any]) -> tuple[str, str, int | None] | None:
     """Return device, precision and threads that ceilings of a run are measured with; None where no probe has them.
 
-    Where no step with FLOPs was profiled with its shapes, they are those that a workload states of itself.
+    Where no step with FLOPs was profiled with its shapes, they are those that a workload states of itself. A run states
+    its threads as it ends: those of one that was cut off are not known.
     """
     threads, computation = meta.get("threads"), main_computation(meta)
+    if threads is None:
+        return None
     if computation is not None:
         return (computation.device, computation.precision, threads) if computation.is_probed else None
     workload = meta.get("workload") or {}

@@ -26,6 +26,10 @@ class GradientThreads:
         if here not in self._threads and torch._C._current_graph_task_id() == -1:  # else a pass within another one
             self._threads.add(here)
 
+    def is_helper(self) -> bool:
+        """Return whether the calling thread is not the main one and has computed no gradient: it works for others."""
+        return threading.get_ident() not in self._threads | {threading.main_thread().ident}
+
     def others(self) -> bool:
         """Return whether another thread, which still lives, has computed gradients.
 

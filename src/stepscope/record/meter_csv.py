@@ -38,6 +38,11 @@ _MEGA = re.compile(r"(?<![A-Za-z])MW(?![A-Za-z])")  # refused: no training takes
 _MOST_W = 1e6
 _MOST_DC_V = 60.0  # beyond it volts are those of a mains socket, whose product with amperes is no power
 _LARGEST_LOG = 1 << 30
+UNNAMED = "column 2"  # of a table of two columns without a header
+
+
+class NoReadings(ValueError):
+    """The header names a time and a power, and fewer than two rows hold them; the message says what one holds."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,8 @@ def _log_of_columns(
     watts = [_product_in_watts([column[place] for column in numbers[1:]], columns.factor) for place, _ in dated]
     if sum(value == value for value in watts) < 2:
         example = _unread_example(texts, numbers, times[0])
-        raise ValueError(f"fewer than two readings with a time and a number in column '{columns.name}'{example}")
+        error = ValueError if columns.name == UNNAMED else NoReadings
+        raise error(f"fewer than two readings with a time and a number in column '{columns.name}'{example}")
     stamps = tuple(_spread_equal_stamps(seconds))
     return MeterLog(stamps, tuple(watts), times[1], columns.name, skipped, columns.others)
 
@@ -283,7 +289,7 @@ def _detect_columns(head: Sequence[str] | None, width: int) -> _Columns:
     if head is None:
         if width != 2:
             raise ValueError(f"{width} columns and no header: name them, for example: time,power")
-        return _Columns((0,), "", (1,), 1.0, "column 2")
+        return _Columns((0,), "", (1,), 1.0, UNNAMED)
     named = [_name_and_unit(cell) for cell in head]
     time = _find_column(named, _TIME_NAMES, TIME_UNITS)
     date = _find_column(named, ("date", "datum", "day"), {})

@@ -36,7 +36,7 @@ def _plug(text: str) -> Meter:
     check = _KINDS.get(kind)
     if check is None:
         raise UnknownName("kind of meter", kind, _KINDS, f"known: {', '.join(sorted(_KINDS))}; {_HINT}")
-    return Meter(kind, check(address.strip()), _word(f"{kind}-{address.strip()}"))
+    return Meter(kind, check(address.strip()), _channel_word(f"{kind}-{address.strip()}"))
 
 
 def _check_network_address(address: str) -> str:
@@ -76,10 +76,10 @@ def _command(text: str) -> Meter:
         raise UsageError(f'the meter command "{text}" cannot be split: {error}', "close its quotes") from error
     if not words:
         raise UsageError("an empty meter command", "give a command that prints watts, one reading a line")
-    return Meter("command", text, _word(Path(words[0]).name))
+    return Meter("command", text, _channel_word(Path(words[0]).name))
 
 
-def _word(text: str) -> str:
+def _channel_word(text: str) -> str:
     """Letters, digits, dot, dash and underscore alone, for the name of a channel."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "meter"
 

@@ -295,7 +295,7 @@ class StepParts:
         self.rows = 0  # that were written of this step
         self.places: ModuleCallLog | None = None
         self.scope: Scope | None = None  # stands for the optimizer's own range, within a closure's update
-        self.undo: Callable[[], None] = _nothing  # of what ends the window within a pass
+        self.undo: Callable[[], None] = _undo_nothing  # of what ends the window within a pass
         self.updating: str | None = None  # the optimizer that updates now
         self._active = self._said_within = False
         self._passes = 0
@@ -322,7 +322,7 @@ class StepParts:
     def note_part_closed(self) -> None:
         """Note that the window of the part is closed."""
         self.open = None
-        undo, self.undo = self.undo, _nothing
+        undo, self.undo = self.undo, _undo_nothing
         undo()
 
     def end_scope(self) -> None:
@@ -350,5 +350,5 @@ class StepParts:
         self.note_part_closed()
 
 
-def _nothing() -> None:
+def _undo_nothing() -> None:
     """Do nothing: there is nothing to undo."""

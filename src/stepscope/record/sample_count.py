@@ -49,6 +49,10 @@ class SampleCount:
         self._batches = 0  # numbered so far
         self._skipped = SkippedBatches()
         self._trained_on: set[int] = set()  # loaders
+        self._aside: set[int] = set()  # loaders that another thread reads for the one that trains
+        self._gone: set[int] = set()  # loaders whose iterator is gone, and not all that it gave is taken
+        self._used: set[int] = set()  # loaders that steps had batches of
+        self._last_batch = 0  # number of the last batch that the last step could take
         self._since: set[int] = set()  # loaders that gave a batch since the last call without gradients
         self._evaluated: set[int] = set()  # loaders whose batches a model that is not trained was called with, perhaps
         self._shown_to: set[int] = set()  # such models, since the last pass
@@ -69,15 +73,23 @@ class SampleCount:
         self._in_chunks = False  # a loader's batch is trained on in several steps, which their calls tell
         self._left_of_batch = 0  # samples of the last batch that no step has had, as far as calls tell
 
-    def batch(self, loader: int, samples: int) -> None:
-        """Note a batch of a loader with so many samples."""
+    def batch(self, loader: int, samples: int, aside: bool = False) -> None:
+        """Note a batch of a loader with so many samples; aside: another thread than the one that trains fetched it."""
         if loader in self._evaluated:
             self._evaluated.remove(loader)
             self._fetched.pop(loader, None)
         self._batches += 1
         self._fetched[loader].append((self._batches, samples))
         self._since.add(loader)
-        self._skipped.fetched(loader, bool(self._calls))
+        if aside:
+            self._aside.add(loader)
+        else:
+            self._skipped.fetched(loader, bool(self._calls))
+
+    def forget(self, loader: int) -> None:
+        """Note that the iterator of this number is gone."""
+        if loader in self._fetched or loader in self._trained_on:
+            self._gone.add(loader)
 
     def called(self, model: int, samples: int | None, batched: bool) -> None:
         """Note a call of a model with gradients and its samples; None where they are unknown."""
@@ -120,6 +132,9 @@ class SampleCount:
         self._evaluated.clear()
         self._shown_to.clear()
         self._with_gradients.clear()
+        sources = [loader for loader, waiting in self._fetched.items() if waiting]
+        if len(sources) == 1:
+            self._trained_on.update(sources)
         for loader, batches in self._skipped.before_pass():
             waiting = self._fetched[loader]
             newest = waiting.pop() if len(waiting) > batches else None
@@ -161,6 +176,11 @@ class SampleCount:
     def has_pending_pass(self) -> bool:
         """Return whether a pass was made since the last update, and none is under way."""
         return self._passes > 0 and not self._updating
+
+    @property
+    def has_batch_aside(self) -> bool:
+        """Return whether batches wait that another thread has fetched: each step takes its own from them."""
+        return any(self._fetched.get(loader) for loader in self._aside)
 
     def passes_dropped(self) -> None:
         """The gradients of the passes since the last update are gone: nothing comes of their batches."""
@@ -224,7 +244,8 @@ class SampleCount:
             self._of_step.clear()
         passes = sum(update.passes for update in updates)
         waiting = sum(update.passes for update in self._updates)
-        last = updates[-1].last_batch if ahead and updates else self._batches
+        last = updates[-1].last_batch if updates else self._batches
+        self._drop_unused(passes + waiting)
         fetched = sum(self._take_batches(loader, passes, waiting, last) for loader in list(self._fetched))
         of_calls = _samples_of_calls(updates)
         if fetched:
@@ -232,7 +253,24 @@ class SampleCount:
         elif of_calls and self._left_of_batch > 0:
             self._left_of_batch -= of_calls
             self._in_chunks |= self._left_of_batch == 0
+        self._last_batch = last
         return of_calls if of_calls and self._in_chunks else fetched or of_calls
+
+    def _drop_unused(self, passes: int) -> None:
+        """Drop what is left of an iterator that is gone, where others gave batches since and no pass can be of it.
+
+        A mean is taken of all, or some are shown, before the training; `zip` drops one where another loader ends.
+        """
+        for loader in list(self._gone):
+            waiting = self._fetched.get(loader)
+            if waiting and waiting[-1][0] < self._batches:
+                is_ended_early = passes == 1 and loader in self._used and waiting[0][0] > self._last_batch
+                if is_ended_early or len(waiting) > max(passes, _AHEAD):
+                    waiting.clear()
+            if not waiting:
+                for loaders in (self._gone, self._since, self._trained_on, self._used):
+                    loaders.discard(loader)
+                self._fetched.pop(loader, None)
 
     def _record_update(self, optimizer: int | None) -> None:
         samples = self._samples if self._known else 0
@@ -243,8 +281,12 @@ class SampleCount:
     def _take_batches(self, loader: int, passes: int, ahead: int, last: int) -> int:
         """Return the samples of the batches that are of this step; last: the last batch that may be."""
         waiting = self._fetched[loader]
-        batches = max(min(len(waiting), max(passes, 1)), len(waiting) - _AHEAD - ahead)
+        batches = min(len(waiting), max(passes, 1))
+        if loader not in self._aside:
+            batches = max(batches, len(waiting) - _AHEAD - ahead)
         self._trained_on.add(loader)
+        if batches:
+            self._used.add(loader)
         samples = sum(waiting.popleft()[1] for _ in range(min(batches, sum(number <= last for number, _ in waiting))))
         if not waiting and len(self._fetched) > 8:  # of epochs that are over
             del self._fetched[loader]

@@ -125,7 +125,7 @@ def _run_with_sampler(child: subprocess.Popen[bytes], tell: int, writer: RunWrit
         if sampler is not None:
             end = sampler.stop()
             if end.died_early and end.exit_code != 0:  # with the script it ends by itself, in order
-                _note(writer, "sampler-lost", f"the sampling process ended early: {end.reason}")
+                _note_event(writer, "sampler-lost", f"the sampling process ended early: {end.reason}")
     return code
 
 
@@ -171,7 +171,7 @@ def _try_start_sampler(writer: RunWriter, settings: Settings, pid: int) -> Sampl
             pid=pid,
         )
     except (StepscopeError, OSError) as error:
-        _note(writer, "sampler-failed", str(error))
+        _note_event(writer, "sampler-failed", str(error))
         return None
 
 
@@ -218,7 +218,7 @@ def _status_of_exit(code: int, claimed: bool) -> tuple[str, str | None]:
     return ("ok", None) if code == 0 else ("failed", f"exit code {code}")
 
 
-def _note(writer: RunWriter, kind: str, message: str) -> None:
+def _note_event(writer: RunWriter, kind: str, message: str) -> None:
     with contextlib.suppress(OSError):
         writer.append_event(kind, message)
 

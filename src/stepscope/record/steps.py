@@ -108,7 +108,7 @@ class StepFinder:
     @property
     def repeats(self) -> bool:
         """Return whether a step that does what the last one did needs no look at what it computes."""
-        return self.detected_by != "backward" and not self._rounds.undecided
+        return self.detected_by != "backward" and not self._rounds.undecided and not self._samples.has_batch_aside
 
     @property
     def awaits_output(self) -> bool:
@@ -169,8 +169,9 @@ class StepFinder:
         """Note the return of a call: between two steps and without gradients it was evaluation."""
         if torch.is_grad_enabled():
             self._calls.returned(output)
-            if self._in_evaluation:
-                self._called_in_evaluation(self._identities.number(module))
+            number = self._identities.number(module) if self._in_evaluation else -1
+            if number in self._in_evaluation:
+                self._in_evaluation[number] = self._in_evaluation[number][0], monotonic_ns()
             return
         number, now_ns = self._identities.number(module), monotonic_ns()
         if number not in self._trained:
@@ -186,10 +187,6 @@ class StepFinder:
     def _is_between_steps(self) -> bool:
         """Return whether no work of a step has begun since the last one."""
         return self._gaps.is_open or (self._rounds.undecided and not self._worked)
-
-    def _called_in_evaluation(self, number: int) -> None:
-        if number in self._in_evaluation:
-            self._in_evaluation[number] = self._in_evaluation[number][0], monotonic_ns()
 
     def _exclude_evaluation(self, number: int) -> None:
         """It was called with gradients in evaluation, is in training now, and nothing was computed in between."""
@@ -290,7 +287,9 @@ class StepFinder:
         """A data loader gave so many samples; None where nothing tells."""
         self._check_manual_update()
         if samples is not None:
-            self._samples.batch(self._identities.number(iterator), samples)
+            aside = self._trainers.is_helper()
+            source = getattr(iterator, "_index_sampler", iterator) if aside else iterator  # the same in each epoch
+            self._samples.batch(self._identities.number(source), samples, aside)
 
     def _begins_to_optimize(self) -> None:
         if not self._optimized:  # steps so far may have been of an attack, of a sampler, of a trace
@@ -308,7 +307,7 @@ class StepFinder:
         self._gaps.begins()
         for number in self._identities.forget_dead():  # of losses that are made anew in each step, for one
             self._trained.discard(number)
-            for witness in (self._gaps, self._gradients, self._calls):
+            for witness in (self._gaps, self._gradients, self._calls, self._samples):
                 witness.forget(number)
         return self._samples.take(self._rounds.ahead)
 

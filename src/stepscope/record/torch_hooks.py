@@ -165,8 +165,8 @@ class TorchHooks:
         """Return both hooks: torch calls them twice where an optimizer's `step` calls that of its base class."""
         boundary, listener, is_next = self._boundary, self._listener, self._repeating.is_next
         modules = self._modules
-        begins = getattr(listener, "before_optimizer", _nothing)
-        ends = getattr(listener, "after_optimizer", _nothing)
+        begins = getattr(listener, "before_optimizer", _undo_nothing)
+        ends = getattr(listener, "after_optimizer", _undo_nothing)
 
         def before(optimizer: Any, *_: Any) -> None:
             if _is_compiling():
@@ -207,7 +207,7 @@ class TorchHooks:
     def _wrap_backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         boundary, listener, repeating = self._boundary, self._listener, self._repeating
         is_next, graph_task, none = repeating.is_next, torch_private.graph_task, torch_private.NO_TASK
-        raised, modules = getattr(listener, "backward_raised", _nothing), self._modules
+        raised, modules = getattr(listener, "backward_raised", _undo_nothing), self._modules
 
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._installed or _is_compiling() or graph_task() != none:  # or a checkpoint's pass
@@ -238,7 +238,7 @@ class TorchHooks:
 
     def _distributed_backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         boundary, listener, repeating = self._boundary, self._listener, self._repeating
-        raised = getattr(listener, "backward_raised", _nothing)
+        raised = getattr(listener, "backward_raised", _undo_nothing)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if not self._installed or _is_compiling():
@@ -303,7 +303,7 @@ class TorchHooks:
         return compile_in_place
 
     def _wrap_swap_tensors(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        heard = getattr(self._listener, "swaps", _nothing)  # who keeps no tensors need not know
+        heard = getattr(self._listener, "swaps", _undo_nothing)  # who keeps no tensors need not know
 
         def swap(*tensors: Any, **named: Any) -> Any:
             if self._installed and not _is_compiling():
@@ -346,7 +346,7 @@ class TorchHooks:
         return apply
 
 
-def _nothing(*_: Any) -> None:
+def _undo_nothing(*_: Any) -> None:
     return None
 
 
@@ -359,7 +359,7 @@ class _ModuleRoute:
     def __init__(self, boundary: Boundary, listener: Listener, routes: TorchHooks) -> None:
         self._boundary, self._listener, self._routes = boundary, listener, routes
         self._repeating = routes._repeating
-        self._is_part: Callable[..., Any] = getattr(listener, "is_part", _nothing)
+        self._is_part: Callable[..., Any] = getattr(listener, "is_part", _undo_nothing)
         self._profiled = False
         self._inside: set[int] = set()  # threads in which a module's call is under way: what it calls is no outermost
         # One of them trains, and nothing is to be done for what it calls (nor is what others call meanwhile reported):

@@ -128,11 +128,7 @@ def remove_optimizer_hook(handle: Any) -> None:
     if hooks is None or not _is_optimizer_stepping():
         handle.remove()
     elif handle.id in hooks:
-        hooks[handle.id] = _no_hook
-
-
-def _no_hook(*_: Any) -> None:
-    """Do nothing after an optimizer's step."""
+        hooks[handle.id] = lambda *_: None
 
 
 def _is_optimizer_stepping() -> bool:

@@ -286,7 +286,8 @@ class TorchRecorder:
 
     def before_backward(self, roots: Any, inputs: Any, weights: Any = None) -> None:
         """Gradients are about to be computed."""
-        self._trainers.note_this_thread()
+        if not self._repeats.replaying:  # else by the thread that trains, which may be another
+            self._trainers.note_this_thread()
         if self._is_paused:
             return
         self._session.begin()

@@ -143,7 +143,7 @@ class CardFile(DeviceFile):
     def __init__(self, find: Callable[[], Path | None], clock: Clock = monotonic_ns) -> None:
         self._state: DeviceFile | None = None
         with contextlib.suppress(OSError):  # a kernel without power management
-            self._state = DeviceFile(lambda: _sibling_file(find(), f"device/{_POWER_STATE}"), clock)
+            self._state = DeviceFile(lambda: (path := find()) and path.parent / f"device/{_POWER_STATE}", clock)
         super().__init__(find, clock)
 
     @property
@@ -168,10 +168,6 @@ class CardFile(DeviceFile):
 
 
 _POWER_STATE, _ASLEEP = "power/runtime_status", b"suspend"  # suspended, suspending
-
-
-def _sibling_file(path: Path | None, name: str) -> Path | None:
-    return None if path is None else path.parent / name
 
 
 def graphics_cards(root: Path, vendor: str) -> list[Path]:

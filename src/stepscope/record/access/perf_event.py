@@ -71,7 +71,7 @@ def open_task_clocks(pid: int) -> list[int]:
     """
     descriptors: list[int] = []
     for thread in _threads(pid):
-        descriptor = _open(thread)
+        descriptor = _open_task_clock(thread)
         if descriptor is None and Path(f"/proc/{pid}/task/{thread}").exists():
             for opened in descriptors:
                 os.close(opened)
@@ -98,7 +98,7 @@ def _threads(pid: int) -> list[int]:
         return []
 
 
-def _open(thread: int) -> int | None:
+def _open_task_clock(thread: int) -> int | None:
     for more in (0, _EXCLUDE_KERNEL):  # perf_event_paranoid 2 wants the second; a task clock counts the same
         with contextlib.suppress(OSError):
             return open_event(_PERF_TYPE_SOFTWARE, _TASK_CLOCK, thread, flags=_INHERIT | _INHERIT_THREAD | more)

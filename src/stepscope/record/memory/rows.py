@@ -148,7 +148,10 @@ def _categorise_by_ops(storages: list[Storage], place: Ints, ops: LabelledEvents
         freed_in = int(place[storage.freed]) if storage.freed != NO_EVENT else _NOWHERE
         phase = int(ops.phase[row]) if row >= 0 else OTHER
         in_backward = freed_in >= 0 and int(ops.phase[freed_in]) == BACKWARD
-        if row >= 0 and _is_kernel(names[int(ops.events.name[row])]) and _is_freed_by_its_op(storage, int(t1_ns[row])):
+        name = names[int(ops.events.name[row])] if row >= 0 else ""
+        is_of_kernel = name.startswith("aten::") and name not in _ONLY_ALLOCATE
+        # Freed by the very op that allocated it: it was never a tensor that anybody else saw.
+        if is_of_kernel and storage.t1_ns is not None and storage.t1_ns <= int(t1_ns[row]):
             storage.category = "workspace"
         elif phase == DATA and not (freed_in >= 0 and int(ops.phase[freed_in]) == DATA):
             storage.category = "input"
@@ -159,15 +162,6 @@ def _categorise_by_ops(storages: list[Storage], place: Ints, ops: LabelledEvents
             storage.category = "saved"
         else:
             storage.category = "temporary"
-
-
-def _is_kernel(name: str) -> bool:
-    return name.startswith("aten::") and name not in _ONLY_ALLOCATE
-
-
-def _is_freed_by_its_op(storage: Storage, t1_ns: int) -> bool:
-    """Freed by the very op that allocated it: it was never a tensor that anybody else saw."""
-    return storage.t1_ns is not None and storage.t1_ns <= t1_ns
 
 
 def _outlives_its_recomputation(storage: Storage, row: int, ops: LabelledEvents, names: list[str], t1_ns: Ints) -> bool:

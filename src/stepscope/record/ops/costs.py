@@ -109,10 +109,6 @@ def _addmv(shapes: Shapes, _: Values) -> int:
     return product_flops(rows, inner, 1)
 
 
-def _dot(shapes: Shapes, _: Values) -> int:
-    return product_flops(1, shapes[0][0], 1)
-
-
 def _convolution(stride: int, padding: int, dilation: int | None) -> Callable[[Shapes, Values], int]:
     """A convolution of inputs 0 and 1 whose stride, padding and dilation are the inputs of these numbers."""
 
@@ -172,7 +168,7 @@ _FORMULAS: dict[str, Callable[[Shapes, Values], int | None]] = {
     "aten::baddbmm_": _bmm(1),
     "aten::addmv": _addmv,
     "aten::addmv_": _addmv,
-    "aten::dot": _dot,
+    "aten::dot": lambda shapes, _: product_flops(1, shapes[0][0], 1),
     "aten::_convolution": _transposed_convolution,
     "aten::mkldnn_convolution": _convolution(4, 3, 5),
     "aten::_mps_convolution": _convolution(4, 3, 5),

@@ -255,7 +255,8 @@ def label_events(
     in_module, passed = module, (phase == BACKWARD) | (phase == COMMUNICATION)
     for _ in range(_MOST_ORDERS if (phase[made_by[made_by >= 0]] == BACKWARD).any() else 1):
         backward_module = _backward_modules(events, module, made_by, noted, accumulates[events.name], parent)
-        own = _prefer_scoped_module(backward_module, scopes[events.name])
+        scoped = scopes[events.name]  # of a module that is recomputed it is nearer than the node that asked for that
+        own = np.where(scoped != NO_MODULE, scoped, backward_module)
         before, module = module, np.where(passed, _inherited_module(own, parent, depth), in_module)
         if (module == before).all():
             break
@@ -377,12 +378,6 @@ def _backward_modules(
     inside = around != NO_PARENT
     own[around[inside]] = own[nodes[inside]]
     return own
-
-
-def _prefer_scoped_module(backward: Ints, scoped: Ints) -> Ints:
-    """A recomputed module's own scope is nearer than the node that asked for the recomputation."""
-    nearest: Ints = np.where(scoped != NO_MODULE, scoped, backward)
-    return nearest
 
 
 def _phase_of_unscoped_forward(phase: Ints, makers: Ints, marked: Ints, parent: Ints) -> None:

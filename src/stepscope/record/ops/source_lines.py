@@ -18,6 +18,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -365,7 +366,7 @@ class _SourceLineAssigner:
         if context != NO_PARENT and kind is None:
             return None
         if kind not in self._static:
-            self._static[kind] = list(_first_calls(self._read_code(kind)))
+            self._static[kind] = list(islice(self._read_code(kind), _MOST_SITES))
         return self._static[kind] if kind is None or self._static[kind] else None
 
     def _read_code(self, kind: type | None) -> Iterator[_Call]:
@@ -409,13 +410,6 @@ class _SourceLineAssigner:
         while row != NO_PARENT and self.ranges[row] is None:
             row = int(self._table.parent[row])
         return None if row == NO_PARENT else self.ranges[row]
-
-
-def _first_calls(calls: Iterator[_Call]) -> Iterator[_Call]:
-    for number, call in enumerate(calls):
-        if number >= _MOST_SITES:
-            return
-        yield call
 
 
 def _lies_between(site: SourceRange, before: SourceRange | None, after: SourceRange | None) -> bool:
@@ -503,16 +497,12 @@ def sources_of(
             PHASES[phase],
             modules[module][0] if module >= 0 else None,
             row_name(texts[name], modules),
-            _collapse_equal_lines(lines),
+            lines[:1] if len(set(lines)) == 1 else lines,
         ]
         for (phase, module, name), lines in lines_by_key.items()
         if any(line >= 0 for line in lines)
     ]
     return {"step": span.step, "sources": label.texts(), "rows": lines_of_rows}
-
-
-def _collapse_equal_lines(lines: list[int]) -> list[int]:
-    return lines[:1] if len(set(lines)) == 1 else lines
 
 
 class _Labels:

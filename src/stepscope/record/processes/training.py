@@ -325,24 +325,16 @@ def _exceptions_shown_with(error: BaseException) -> list[BaseException]:
 
 
 def _strip_our_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without our frames, nor those of runpy at its beginning."""
+    """The traceback without our frames; those of runpy stay, which Python shows of a module, a folder or an archive."""
     entries = []
     while trace is not None:
-        entries.append(trace)
+        if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
+            entries.append(trace)
         trace = trace.tb_next
-    files = [entry.tb_frame.f_code.co_filename for entry in entries]
-    first = next((n for n, file in enumerate(files) if not _is_start(file)), len(files))
-    user_entries = [
-        entry for entry, file in zip(entries[first:], files[first:], strict=True) if not file.startswith(_OURS)
-    ]
     traceback: TracebackType | None = None
-    for entry in reversed(user_entries):
+    for entry in reversed(entries):
         traceback = TracebackType(traceback, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return traceback
-
-
-def _is_start(file: str) -> bool:
-    return file.startswith(_OURS) or file == runpy.__file__ or file == "<frozen runpy>"
 
 
 def _run_ignoring_our_faults(action: Any, *arguments: Any) -> None:

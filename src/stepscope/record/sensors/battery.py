@@ -77,19 +77,19 @@ def raw_amount(supply: Supply, key: str) -> int | None:
 
 def volts(supply: Supply) -> float | None:
     """VOLTAGE_NOW, V; None where it is not stated or no battery has it."""
-    return _within(_PLAUSIBLE_V, raw_amount(supply, "VOLTAGE_NOW"), _voltage_unit(supply))
+    return _plausible_or_none(_PLAUSIBLE_V, raw_amount(supply, "VOLTAGE_NOW"), _voltage_unit(supply))
 
 
 def discharge_w(supply: Supply) -> float | None:
     """Power that flows, W, without a sign: POWER_NOW, else CURRENT_NOW x VOLTAGE_NOW; 0 as stated; None: not known."""
     power = raw_amount(supply, "POWER_NOW")
     if power is not None:
-        return 0.0 if power == 0 else _within(_PLAUSIBLE_W, abs(power), _energy_unit(supply))
+        return 0.0 if power == 0 else _plausible_or_none(_PLAUSIBLE_W, abs(power), _energy_unit(supply))
     current, voltage_v = raw_amount(supply, "CURRENT_NOW"), volts(supply)
     if current is None or voltage_v is None:
         return None
-    current_a = _within(_PLAUSIBLE_A, abs(current), _current_unit(supply, abs(current)))
-    return current_a and _within(_PLAUSIBLE_W, current_a, voltage_v)
+    current_a = _plausible_or_none(_PLAUSIBLE_A, abs(current), _current_unit(supply, abs(current)))
+    return current_a and _plausible_or_none(_PLAUSIBLE_W, current_a, voltage_v)
 
 
 def _current_unit(supply: Supply, current: int) -> float:
@@ -104,16 +104,18 @@ def _current_unit(supply: Supply, current: int) -> float:
 
 def stored_j(supply: Supply) -> float | None:
     """ENERGY_NOW, J."""
-    return _within(_PLAUSIBLE_J, raw_amount(supply, "ENERGY_NOW"), _energy_unit(supply) * _HOUR_S)
+    return _plausible_or_none(_PLAUSIBLE_J, raw_amount(supply, "ENERGY_NOW"), _energy_unit(supply) * _HOUR_S)
 
 
 def charge_c(supply: Supply) -> float | None:
     """CHARGE_NOW, C; CHARGE_COUNTER where only that is stated (phones), unless it counts from some other start."""
     unit = _charge_unit(supply) * _HOUR_S
     if "CHARGE_NOW" in supply.fields:
-        return _within(_PLAUSIBLE_C, raw_amount(supply, "CHARGE_NOW"), unit)
+        return _plausible_or_none(_PLAUSIBLE_C, raw_amount(supply, "CHARGE_NOW"), unit)
     full_c = (_capacity(supply) or 0) * unit
-    return _within((max(_LEAST_C, _EMPTY * full_c), _PLAUSIBLE_C[1]), raw_amount(supply, "CHARGE_COUNTER"), unit)
+    return _plausible_or_none(
+        (max(_LEAST_C, _EMPTY * full_c), _PLAUSIBLE_C[1]), raw_amount(supply, "CHARGE_COUNTER"), unit
+    )
 
 
 def discharging(supply: Supply) -> bool | None:
@@ -164,7 +166,7 @@ def _si_unit_of(supply: Supply, keys: tuple[str, ...], least: int) -> float | No
     return None
 
 
-def _within(plausible: tuple[float, float], number: float | None, unit: float) -> float | None:
+def _plausible_or_none(plausible: tuple[float, float], number: float | None, unit: float) -> float | None:
     if number is None:
         return None
     value = number * unit

@@ -105,8 +105,15 @@ class _ThrottleTotals:
     def _throttled(self, group: Path) -> list[float]:
         """Time throttled, ns, throttled periods, and periods that the quota counted."""
         stat = self._read_kept_file(group / "cpu.stat")
-        microseconds, held_ns = _stated(b"throttled_usec ", stat), _stated(b"throttled_time ", stat)
-        return [microseconds * _US + held_ns, _stated(b"nr_throttled ", stat), _stated(b"nr_periods ", stat)]
+        microseconds, held_ns = (
+            _number_after_name(b"throttled_usec ", stat),
+            _number_after_name(b"throttled_time ", stat),
+        )
+        return [
+            microseconds * _US + held_ns,
+            _number_after_name(b"nr_throttled ", stat),
+            _number_after_name(b"nr_periods ", stat),
+        ]
 
     def _limit_hits(self, group: Path) -> float:
         """How often memory was refused or taken back because the group had reached its own limit.
@@ -117,7 +124,11 @@ class _ThrottleTotals:
         if not events and group == self._memory[0]:
             events = self._read_kept_file(group / "memory.events")
         failed = natural(self._read_kept_file(group / "memory.failcnt"), 1e15)
-        return _stated(b"max ", events) + _stated(b"high ", events) + (0.0 if failed != failed else failed)
+        return (
+            _number_after_name(b"max ", events)
+            + _number_after_name(b"high ", events)
+            + (0.0 if failed != failed else failed)
+        )
 
     def _quota(self, group: Path) -> list[float]:
         """Cores that a group may use; empty where nothing limits it."""
@@ -146,7 +157,7 @@ def _group_and_ancestors(folder: Path, path: str) -> list[Path]:
     return [folder / group for group in (place, *place.parents)]
 
 
-def _stated(name: bytes, text: bytes) -> float:
+def _number_after_name(name: bytes, text: bytes) -> float:
     """The number after a name that begins a line; 0 where there is none."""
     return 0.0 if (value := natural(word_after(name, text), 1e18)) != value else value
 

@@ -93,7 +93,7 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
         return commands
     _await_first_lines(commands, target.clock)
     if not any(command.reading for command in commands):
-        why = "; ".join(command.failure() or _silent(command) for command in commands)
+        why = "; ".join(command.failure() or _no_answer_text(command) for command in commands)
         _close(commands)
         return NoSensor("failed", why, "run it in a terminal: it must print a line with the power in W, and flush it")
     quantities = [
@@ -156,7 +156,7 @@ def _await_first_lines(commands: Sequence[_Command], clock: Clock) -> None:
         waiting = [command for command in running if not command.reading]
 
 
-def _silent(command: _Command) -> str:
+def _no_answer_text(command: _Command) -> str:
     return f"'{command.meter.address}' printed nothing within {FIRST_LINE_S:g} s"
 
 
@@ -239,7 +239,7 @@ def parse_reading(line: str) -> dict[str, float]:
     """Quantities of one line in SI units, with "meter_clock" (unix s) where it has a time; raises ValueError."""
     text = line.strip()
     pairs = _split_named_values(text)
-    values = _pairs(pairs) if pairs else _parse_bare_numbers(text)
+    values = _known_pairs(pairs) if pairs else _parse_bare_numbers(text)
     if not values.keys() - {"meter_clock"}:
         raise ValueError(f"'{text[:60]}' is not a reading: expected <watts>, <unix seconds> <watts>, or power=<watts>")
     return values
@@ -270,7 +270,7 @@ def _split_named_values(text: str) -> list[tuple[str, str]]:
     return [(name[1], text[name.end() : end].strip(_BETWEEN_PAIRS)) for name, end in zip(names, ends, strict=False)]
 
 
-def _pairs(pairs: list[tuple[str, str]]) -> dict[str, float]:
+def _known_pairs(pairs: list[tuple[str, str]]) -> dict[str, float]:
     """The pairs whose name or unit is known; the others are excluded."""
     values: dict[str, float] = {}
     for name, word in pairs:
