@@ -13,7 +13,7 @@ import pytest
 from tests.fabricate import CEILINGS, STEP, Core, Op, Sampled, every_step, fabricate_run
 
 from stepscope.analysis.compare import compare
-from stepscope.analysis.device.occupancy import occupancy
+from stepscope.analysis.device.occupancy import occupancy, usable_cores
 from stepscope.analysis.metrics import Measured, background_cpu_load, background_warning
 from stepscope.analysis.process_scopes import ALL
 from stepscope.analysis.run import Run
@@ -237,6 +237,34 @@ def test_loading_takes_no_more_of_a_run_than_its_loaders_took(tmp_path: Path, pa
     found = [cause for cause in verdict.causes if cause.bound == "input"]
     assert [cause.share for cause in found] == ([pytest.approx(part, abs=0.01)] if bound == "input" else [])
     assert all(cause.confidence == "high" for cause in found)
+
+
+def test_long_pauses_between_steps_do_not_make_a_slow_loader_a_fast_one(tmp_path: Path) -> None:
+    run = _run(tmp_path, Machine(0.98), ops=_DATA, loading_ns=_STEPS * 30_000_000)
+    steps = pl.read_parquet(run.path / "steps.parquet")
+    pause_ns = steps["step"].cast(pl.Int64) // 10 * 2_000_000_000  # an evaluation after every ten steps
+    later = (pl.col(name).cast(pl.Int64) + pause_ns for name in ("t0_ns", "t1_ns"))
+    steps.with_columns(*later).cast(steps.schema).write_parquet(run.path / "steps.parquet")
+    verdict = Run(run.path).verdict()
+    assert verdict.bound == "input", verdict.sentence
+    assert verdict.causes[0].share == pytest.approx(30 / 45, abs=0.02)
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_cores_of_a_simulated_board_are_none_of_this_machine(tmp_path: Path, count: int) -> None:
+    """Two threads on the two cores of this machine, beside those of a board that is idle."""
+    machine = Machine(0.7, 0.3, own_cores=1.9, allowed=2.0, pressure={"cpu:some": 0.9})
+    path = fabricate_run(
+        tmp_path, steps=_STEPS, recorded=every_step, noise=0.02, cores=(Core(0.1),) * count, process_cores=1.9,
+        sampled=machine.sampled(), device={"cores": [{"core": core, "online": True} for core in range(count)]},
+        header={"threads": 2, "simulated": "raspberry-pi-5"},
+    )  # fmt: skip
+    run = Run(path)
+    usage = occupancy(run)
+    assert (usage.cores, usage.busy_cores, usable_cores(run)) == (2, None, 2)
+    assert usage.process_cores is not None
+    assert usage.process_cores.value == pytest.approx(1.9, abs=0.1)
+    assert [cause.name for cause in run.verdict().causes if cause.bound == "cpu-starved"] == ["background load"]
 
 
 def test_a_wait_for_another_process_is_no_loading_where_the_loaders_took_little_of_the_run(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rich.console import Console
 from tests.analysis.attribution.powered_run import powered_run
 from tests.analysis.test_layer_times import run_in_part, run_with
 from tests.conftest import CommandLine
-from tests.fabricate import STEP, Op, fabricate_run
+from tests.fabricate import STEP, Core, Op, every_step, fabricate_run
 from tests.report.test_memory_report import events
 from typer.testing import CliRunner
 
@@ -26,10 +26,10 @@ from stepscope.analysis.compare import WHAT, check, compare
 from stepscope.analysis.compare.explanation import RESIDUAL
 from stepscope.analysis.compare.run_groups import _estimate
 from stepscope.analysis.estimate import Estimate, geometric_mean_of_ratios, geometric_mean_of_repeats
-from stepscope.analysis.first_screen import observed_batch
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
+from stepscope.analysis.time.steps import observed_batch
 from stepscope.cli._application import build_app
 from stepscope.errors import RunDamaged, RunNotFound, UnknownName, UsageError
 from stepscope.report.comparison import render
@@ -578,3 +578,59 @@ def test_a_run_whose_steps_are_lost_is_not_told_to_train_more(tmp_path: Path, re
     assert "optimizer.step()" not in " ".join(verdict.next)
     with pytest.raises(RunDamaged, match="its steps cannot be read"):
         compare([path, path])
+
+
+def test_steps_that_were_all_profiled_are_not_put_against_others_layer_by_layer(tmp_path: Path) -> None:
+    def run(mode: str, recorded: Callable[[int], bool]) -> Path:
+        header = {"recorder": {"mode": mode}}
+        return fabricate_run(tmp_path / mode, steps=60, noise=0.02, overhead=0.3, recorded=recorded, header=header)
+
+    part, whole = run("adaptive", lambda step: step % 8 == 1), run("all", every_step)
+    comparison = compare([part, whole])
+    sentence = comparison.sentences()[0]
+    assert "No layer is named: every step of B was profiled" in sentence
+    assert "By " not in sentence
+    assert all(row.values[1] and row.values[1].difference is None for row in comparison.layers("time"))
+    assert "every step of A was profiled" in compare([whole, part]).sentences()[0]
+    assert compare([whole, whole]).differences() == {}
+    with pytest.raises(UsageError, match="profiled steps"):
+        check(whole, part)
+
+
+def test_the_interval_of_the_throughput_is_that_of_the_report(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=200, noise=0.02, drift=0.5))
+    names = ["value", "low", "high"]
+    side = compare([run, run]).quantities.filter(metric="throughput", side=0).select(names).row(0)
+    assert side == run.metrics().filter(metric="throughput").select(names).row(0)
+    longest = float(run.steps.select(pl.col("t1_ns") - pl.col("t0_ns")).to_series().max() or 0)  # type: ignore[arg-type]
+    assert side[1] > 16 / longest * 1e9
+
+
+def test_where_no_difference_is_seen_no_reason_is_looked_for(tmp_path: Path) -> None:
+    profiled = fabricate_run(tmp_path / "profiled", steps=60, noise=0.02)
+    timed: dict[str, Any] = {"steps": 60, "noise": 0.02, "recorded": lambda _: False}
+    alike = fabricate_run(tmp_path / "alike", **timed)
+    slower = fabricate_run(tmp_path / "slower", **timed, stretch=lambda _: 1.7)
+    assert "Why is not known" not in compare([profiled, alike]).sentences()[0]
+    assert "Why is not known: no operator was recorded" in compare([profiled, slower]).sentences()[0]
+
+
+def test_under_unequal_load_whose_waits_were_not_sampled_no_layer_is_named(tmp_path: Path) -> None:
+    quiet = fabricate_run(tmp_path / "quiet", steps=60, noise=0.02)
+    loaded, longer = (
+        fabricate_run(tmp_path / name, steps=60, noise=0.02, stretch=lambda _: 1.7, cores=cores, process_cores=used)
+        for name, cores, used in (("loaded", (Core(0.99), Core(0.99)), 0.6), ("longer", (Core(0.75), Core(0.25)), 1.0))
+    )
+    assert "No layer is named: background load was 1.4 cores (A: 0)" in compare([quiet, loaded]).sentences()[0]
+    assert "No layer is named: background load was 0 cores (A: 1.4)" in compare([loaded, quiet]).sentences()[0]
+    assert "By module: 'features.0'" in compare([quiet, longer]).sentences()[0]
+
+
+def test_a_shorter_median_step_with_longer_stalls_is_not_called_faster_without_the_throughput(tmp_path: Path) -> None:
+    timed: dict[str, Any] = {"steps": 80, "noise": 0.02, "recorded": lambda step: step % 8 == 1}
+    even = fabricate_run(tmp_path / "even", **timed)
+    stalls = fabricate_run(tmp_path / "stalls", **timed, stretch=lambda step: 20.0 if step % 6 == 0 else 0.5)
+    sentence = compare([even, stalls]).sentences()[0]
+    assert "x faster than A" in sentence
+    assert "That is the median step. Samples/s with its long steps, B / A: 0.2" in sentence
+    assert "long steps" not in compare([even, even]).sentences()[0]

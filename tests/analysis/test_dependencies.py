@@ -228,3 +228,21 @@ def test_cores_that_the_training_may_not_use_are_not_idle_within_its_operators(t
     idle = idle_causes(run, [units], run.step_times.step_ns)
     assert usable_cores(run) == 2
     assert float(idle["share"].sum()) == pytest.approx(0.05, abs=0.01)
+
+
+def test_cores_that_others_keep_busy_are_not_idle_within_the_operators_of_a_part_of_them(tmp_path: Path) -> None:
+    cores = (Core(0.95),) * 4  # of which this training has 0.3, on two of them
+    online = [{"core": core, "online": True} for core in range(4)]
+    run = Run(fabricate_run(tmp_path, steps=20, recorded=every_step, cores=cores, process_cores=0.3,
+                            sampled=Machine(allowed=2.0).sampled(), device={"cores": online}))  # fmt: skip
+    units = _units_of_step(run, 5)
+    assert units is not None
+    idle = idle_causes(run, [units], run.step_times.step_ns)
+    assert usable_cores(run) == 2
+    assert 0 < float(idle["share"].sum()) <= 0.11  # of two cores: 0.2 cores at most
+
+
+def test_of_a_simulated_board_no_core_of_this_machine_is_said_to_be_idle(tmp_path: Path) -> None:
+    header = {"simulated": "raspberry-pi-5"}
+    run = Run(fabricate_run(tmp_path, steps=20, sampled=Machine(allowed=2.0).sampled(), header=header))
+    assert idle_causes(run, [_units(*DIAMOND, length_us=750)], 750e3).is_empty()

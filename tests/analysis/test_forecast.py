@@ -226,7 +226,7 @@ def gauge(scope: str, watts: float) -> Sampled:
 
 def shown(said: Forecast) -> str:
     console = Console(file=io.StringIO(), width=200)
-    cli._show(console, said)
+    cli._print_forecast(console, said)
     return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]  # a StringIO
 
 

@@ -33,6 +33,33 @@ def test_a_core_that_is_busy_a_known_share_of_the_time_has_that_utilisation(
     assert measured(run, "process_cpu_utilisation", "process")["value"] == pytest.approx(2.1, abs=0.05)
 
 
+def test_cpu_utilisation_is_that_of_the_steps_and_not_of_the_pauses_between_them(tmp_path: Path) -> None:
+    """Ten steps of 16 ms in turn with 160 ms of evaluation by another process, of which the training only waits."""
+    t_ns = np.arange(-10, 800) * 2_000_000
+    is_pause = t_ns % 320_000_000 >= 160_000_000
+    own, core = (
+        np.concatenate([[0.0], np.cumsum(2e6 * share[:-1])]) for share in (np.where(is_pause, 0.1, 1.0), 1.0 + 0 * t_ns)
+    )
+
+    def read(sensor: str, quantity: str, scope: str, values: Any) -> Sampled:
+        about = {"id": scope, "quantity": quantity, "unit": "ns", "kind": "counter", "scope": scope, "sensor": sensor}
+        return Sampled({**about, "refresh_ns": 1000, "source": "synthetic"}, t_ns, values)
+
+    sampled = (read("a", "process_cpu_time", "process", own), read("b", "core_busy_time", "core:0", core))
+    path = fabricate_run(tmp_path, steps=50, sampled=sampled)
+    content = json.loads((path / "channels.json").read_text())
+    content["channels"] = [channel for channel in content["channels"] if channel["sensor"] in ("a", "b")]
+    (path / "channels.json").write_text(json.dumps(content))
+    steps = pl.read_parquet(path / "steps.parquet")
+    number = steps["step"].cast(pl.Int64)
+    t0_ns = steps["t0_ns"][0] + number * 16_000_000 + number // 10 * 160_000_000
+    steps.with_columns(t0_ns=t0_ns, t1_ns=t0_ns + 16_000_000).cast(steps.schema).write_parquet(path / "steps.parquet")
+    run = Run(path)
+    assert measured(run, "process_cpu_utilisation", "process")["value"] == pytest.approx(1.0, abs=0.02)
+    assert measured(run, "core_utilisation", "core:0")["value"] == pytest.approx(1.0, abs=0.02)
+    assert measured(run, "background_cpu_use", "system")["value"] == pytest.approx(0.0, abs=0.04)
+
+
 def test_idle_time_that_is_booked_late_does_not_make_a_core_look_busy(tmp_path: Path) -> None:
     path = fabricate_run(tmp_path, steps=80, cores=(Core(0.0),), idle_counters=True)
     frame = pl.read_parquet(path / "samples" / "cpu.parquet")

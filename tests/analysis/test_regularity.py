@@ -10,8 +10,7 @@ import pytest
 from tests.fabricate import Sampled, fabricate_run
 
 from stepscope.analysis.channels import Series
-from stepscope.analysis.metrics import regularity
-from stepscope.analysis.periodicity import _first_peak, period_of
+from stepscope.analysis.periodicity import _first_peak, period_of, regularity
 from stepscope.analysis.run import Run
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fabricate import Op, fabricate_run
@@ -81,3 +82,22 @@ def test_slow_recorded_steps_are_said_where_they_bend_the_shares(tmp_path: Path)
     straight = Run(fabricate_run(tmp_path / "straight", steps=40, overhead=0.01)).verdict().sentence
     assert "Profiled steps are 1.9x slower" in bent
     assert "x slower" not in straight
+    uneven = fabricate_run(tmp_path / "uneven", steps=40, recorded=lambda step: step in (9, 20, 31), noise=0.9)
+    overhead = Run(uneven).overhead().filter(metric="recorded_step_overhead_share")
+    assert overhead["low"][0] == 0
+    assert "x slower" not in Run(uneven).verdict().sentence
+
+
+def _every_eighth(step: int) -> bool:
+    return step % 8 == 1
+
+
+def test_steps_that_get_longer_or_shorter_over_the_run_are_said(tmp_path: Path) -> None:
+    drifting: dict[str, Any] = {"steps": 80, "noise": 0.02, "recorded": _every_eighth}
+    sentences = [
+        Run(fabricate_run(tmp_path / str(drift), drift=drift, **drifting)).verdict().sentence
+        for drift in (1.0, -0.5, 0.1)
+    ]
+    assert "Steps got longer: 30" in sentences[0]
+    assert "Steps got shorter" in sentences[1]
+    assert "Steps got" not in sentences[2]

@@ -25,7 +25,9 @@ from stepscope.analysis.process_scopes import (
     training_processes,
     watched_pid_stated,
 )
+from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.operators import CPU
+from stepscope.analysis.time.ranks import KILLED
 from stepscope.analysis.time.steps import (
     FEW,
     are_steps_whole,
@@ -81,6 +83,7 @@ class NotMeasured:
     detail: str = ""
 
 
+@cached_per_run
 def not_measured(run: Run) -> list[NotMeasured]:
     """Everything that is missing from a run, the most general first."""
     gaps = [
@@ -101,6 +104,8 @@ def _rank_gaps(run: Run) -> Iterator[NotMeasured]:
     """Yield what is missing of the other processes of a distributed training, or cannot be compared."""
     for note in run.side_by_side.notes:
         yield NotMeasured("ranks", note)
+    if not run.side_by_side.endings and run.status == "interrupted" and not run.meta.get("reason"):
+        yield NotMeasured("why the training ended", KILLED)
     if has_several_processes(run) and run.channels:
         yield from _process_metric_gaps(run)
 
@@ -277,10 +282,12 @@ def _sensor_gaps(run: Run) -> Iterator[NotMeasured]:
     absent = _missing_sensors(run)
     meters = [entry for entry in absent if POWER_SENSORS.search(str(entry.get("sensor")))]
     yield from _energy_gaps(run, meters)
+    read = {channel.get("quantity") for channel in run.channels}
     for entry in absent:
-        absent_here = entry.get("reason") == "absent"
-        expected = entry not in meters and not _OF_A_BOARD.match(str(entry.get("sensor")))
-        if expected or not absent_here:
+        absent_here, sensor = entry.get("reason") == "absent", str(entry.get("sensor"))
+        expected = entry not in meters and not _OF_A_BOARD.match(sensor)
+        elsewhere = sensor.removeprefix("hwmon_") in read  # a machine without zones may have a GPU that tells its heat
+        if not absent_here or (expected and not elsewhere):
             yield _sensor_gap(entry, absent_here, ENERGY if entry in meters else MACHINE if absent_here else IN_RUN)
 
 

@@ -43,18 +43,12 @@ def median_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[Flo
 
 def mean_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
     """Mean and its Student interval: (mean, low, high). values: (n,); NaN are excluded; below 2 values NaN."""
-    present = values[~np.isnan(values)]
-    if len(present) == 0:
-        return float("nan"), float("nan"), float("nan")
-    mean = float(present.mean())
-    if len(present) < 2:
-        return mean, float("nan"), float("nan")
-    half = float(special.stdtrit(len(present) - 1, (1 + confidence) / 2) * present.std(ddof=1) / np.sqrt(len(present)))
-    return mean, mean - half, mean + half
+    mean, low, high = (float(end) for end in mean_intervals(values[~np.isnan(values)], confidence))
+    return mean, low, high
 
 
 def mean_intervals(values: Floats, confidence: float = CONFIDENCE) -> tuple[Floats, Floats, Floats]:
-    """Mean and Student interval of each column of values (n, k) without NaN: (mean, low, high), (k,) each."""
+    """Mean and Student interval of values (n,) or (n, k) without NaN: (mean, low, high) of each column, if any."""
     mean = values.mean(axis=0) if len(values) else np.full(values.shape[1:], np.nan)
     if len(values) < 2:
         nothing = np.full(mean.shape, np.nan)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import series_of
@@ -20,7 +19,7 @@ from stepscope.analysis.process_scopes import ALL, OWN
 from stepscope.analysis.summary import main_rail, module_rows, reserved_bytes
 from stepscope.analysis.time.accelerators import accelerator_without_kernels, launched_kernels
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
-from stepscope.analysis.time.steps import span_ns, steps_after_warmup
+from stepscope.analysis.time.steps import observed_batch, span_ns
 from stepscope.quantities import KINDS, find_quantity
 from stepscope.units import number
 
@@ -76,13 +75,6 @@ def observed_optimizer(run: Run) -> str | None:
     """Return the optimizers whose steps were profiled; null where none was."""
     names = run.self_times["name"].str.extract(r"^Optimizer\.step#(.+)\.step$").drop_nulls().unique().sort()
     return ", ".join(names) or None
-
-
-def observed_batch(run: Run) -> int | None:
-    """Return how many samples most steps after warm-up took (the last of an epoch may be smaller); else null."""
-    samples = steps_after_warmup(run)["samples"].drop_nulls().to_numpy()
-    median = int(np.median(samples)) if len(samples) else None
-    return median if np.count_nonzero(samples == median) * 2 > len(samples) else None
 
 
 def machine_name(run: Run) -> str | None:

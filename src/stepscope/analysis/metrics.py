@@ -1,7 +1,6 @@
 """The metrics of the paper, a function each; warm-up steps count for none of them but the peak of memory.
 
-Equations: "Performance Analysis and Characterization of Training Deep Learning Models on Mobile Devices", III-A;
-regularity: its observations 2 and 7.
+Equations: "Performance Analysis and Characterization of Training Deep Learning Models on Mobile Devices", III-A.
 """
 
 from __future__ import annotations
@@ -27,15 +26,13 @@ from stepscope.analysis.channels import (
 from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL, EnergyTables
 from stepscope.analysis.estimate import (
     Estimate,
-    change_points,
+    drift_factor,
     mean_of_stretches,
     mean_over_time,
     median_over_time,
-    null_if_nan,
     ratio_of_sums,
     share_interval,
 )
-from stepscope.analysis.periodicity import period_of
 from stepscope.analysis.process_scopes import (
     ALL,
     CHILDREN,
@@ -52,8 +49,15 @@ from stepscope.analysis.process_scopes import (
 )
 from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.operators import CPU
-from stepscope.analysis.time.steps import FEW, profiled_steps, span_ns, steps_after_warmup, timed_steps
-from stepscope.arrays import Flags, Floats
+from stepscope.analysis.time.steps import (
+    FEW,
+    cut_pauses,
+    profiled_steps,
+    span_ns,
+    stretches_of_steps,
+    timed_steps,
+)
+from stepscope.arrays import Flags, Ints
 from stepscope.quantities import find_quantity
 from stepscope.runfolder import RunReader
 from stepscope.units import number
@@ -102,25 +106,26 @@ def _achieved_rate(metric: str, steps: pl.DataFrame, counted: pl.Series, which: 
     count, seconds = (values.to_numpy().astype(np.float64) for values in (counted, steps["length_ns"] / 1e9))
     if not len(seconds) or not count.sum():
         return
-    rate = ratio_of_sums(count, seconds).clipped(math.inf)
-    few = len(seconds) < FEW
-    note = f"achieved in {which}: count over time" + ("; too few for an interval" if few else "")
-    low, high = (None, None) if few else (rate.low, rate.high)
+    rate, note = ratio_of_sums(count, seconds).clipped(math.inf), f"achieved in {which}: count over time"
+    low = high = None
+    if len(seconds) < FEW:
+        note += "; too few for an interval"
+    elif rate.low is not None and rate.high is not None:
+        factor = drift_factor(count / seconds) or 1.0
+        low, high = min(rate.low, rate.value / factor), max(rate.high, rate.value * factor)
     yield Measured(metric, "run", rate.value, "1/s", low, high, len(seconds), "steps", note)
 
 
 @cached_per_run
 def core_utilisation(run: RunReader) -> list[Measured]:
     """Utilisation of each core (Eq. 1): active time of the core / total time."""
-    span = span_ns(run)
-    cores = [] if span is None else _core_series(run)
-    return [_mean_utilisation("core_utilisation", series, span, "1", 1.0) for series in cores if span is not None]
+    stretches = stretches_of_steps(run)
+    return [_mean_utilisation("core_utilisation", series, stretches, "1", 1.0) for series in _core_series(run)]
 
 
 def mean_cpu_utilisation(run: RunReader) -> list[Measured]:
     """Mean utilisation of all N cores (Eq. 2): the sum of their utilisations / N."""
-    span = span_ns(run)
-    cores = [] if span is None else [(series, _utilisation_windows(span, series)) for series in _core_series(run)]
+    cores = [(series, _utilisation_windows(stretches_of_steps(run), series)) for series in _core_series(run)]
     if not cores or len({len(busy.rates) for _, busy in cores}) > 1:
         return []
     series, busy = cores[0]
@@ -132,31 +137,31 @@ def mean_cpu_utilisation(run: RunReader) -> list[Measured]:
 def process_cpu_utilisation(run: RunReader) -> list[Measured]:
     """CPU utilisation of the training process, and apart from it of its child processes: CPU time / total time, cores.
 
-    Of several processes: of all together (scope "processes"), then of each training process in its own steps.
+    Of several processes: of all together (scope "processes"), then of each training process, from its first step to its
+    last one. Of a single one without the pauses between steps (evaluation, saving), as that of the cores is.
     """
-    span = span_ns(run)
     if has_several_processes(run):
-        return [*_cpu_of_several(run, span)]
-    if span is None:
-        return []
-    return [
-        _mean_utilisation("process_cpu_utilisation", series, span, "cores", float(len(_core_series(run)) or np.inf))
-        for series in series_of(run, "process_cpu_time")
-    ]
+        return [*_cpu_of_several(run)]
+    stretches, most = stretches_of_steps(run), _most_cores(run)
+    lines = series_of(run, "process_cpu_time") if len(stretches) else []
+    return [_mean_utilisation("process_cpu_utilisation", series, stretches, "cores", most) for series in lines]
 
 
-def _cpu_of_several(run: RunReader, span: tuple[int, int] | None) -> Iterator[Measured]:
-    most = float(len(_core_series(run)) or np.inf)
-    metric, read = "process_cpu_utilisation", {series.scope: series for series in series_of(run, "process_cpu_time")}
-    whole = cpu_of_all(run)
-    if whole is not None and span is not None:
-        yield _mean_utilisation(metric, whole, span, "cores", most)
-    for process in training_processes(run):
-        if process.sampled_as in read and process.span_ns is not None:
-            own = replace(read[process.sampled_as], scope=process.scope)
-            yield _mean_utilisation(metric, own, process.span_ns, "cores", most)
-    if WATCHED in read and span is not None and scope_name(run, WATCHED) == LAUNCHER:
-        yield _mean_utilisation(metric, replace(read[WATCHED], scope=LAUNCHER), span, "cores", most)
+def _most_cores(run: RunReader) -> float:
+    """Cores that a process can use; infinite where this machine's were not read, a simulated board's among them."""
+    return float(0 if board_computes(run) else len(_core_series(run))) or math.inf
+
+
+def _cpu_of_several(run: RunReader) -> Iterator[Measured]:
+    read, span = {series.scope: series for series in series_of(run, "process_cpu_time")}, span_ns(run)
+    lines = [(cpu_of_all(run), ALL, span)]
+    lines += [(read.get(process.sampled_as), process.scope, process.span_ns) for process in training_processes(run)]
+    if scope_name(run, WATCHED) == LAUNCHER:
+        lines.append((read.get(WATCHED), LAUNCHER, span))
+    for series, scope, during in lines:
+        if series is not None and during is not None:
+            own, most = replace(series, scope=scope), _most_cores(run)
+            yield _mean_utilisation("process_cpu_utilisation", own, np.array([during]), "cores", most)
 
 
 def idle_residency(run: RunReader) -> list[Measured]:
@@ -164,10 +169,9 @@ def idle_residency(run: RunReader) -> list[Measured]:
 
     Windows are as short as the counter resolves; up to half a tick or 1 % of a window counts as 0.
     """
-    rows, span = [], span_ns(run)
+    rows = []
     for series in _core_series(run):
-        assert span is not None
-        busy = growth_windows(series, *span, shortest_window_ns(series))
+        busy = growth_windows(*cut_pauses(series, stretches_of_steps(run)), shortest_window_ns(series))
         rates = busy.rates[~np.isnan(busy.rates)]
         length_ns = float(busy.edges_ns[1] - busy.edges_ns[0])
         if length_ns <= 0:  # steps without a length
@@ -198,13 +202,14 @@ def _core_series(run: RunReader) -> list[Series]:
     return [] if span_ns(run) is None else core_busy_time(run)
 
 
-def _utilisation_windows(span: tuple[int, int], series: Series) -> Windows:
+def _utilisation_windows(stretches: Ints, series: Series) -> Windows:
     """The windows that utilisation is taken from: at least two ticks each, and not more than there is use for."""
-    return growth_windows(series, *span, max(shortest_window_ns(series), (span[1] - span[0]) / _MOST_WINDOWS))
+    counted, begin, end = cut_pauses(series, stretches)
+    return growth_windows(counted, begin, end, max(shortest_window_ns(series), (end - begin) / _MOST_WINDOWS))
 
 
-def _mean_utilisation(metric: str, series: Series, span: tuple[int, int], unit: str, most: float = np.inf) -> Measured:
-    return _mean_of_windows(metric, series.scope, unit, _utilisation_windows(span, series), series, most)
+def _mean_utilisation(metric: str, series: Series, stretches: Ints, unit: str, most: float) -> Measured:
+    return _mean_of_windows(metric, series.scope, unit, _utilisation_windows(stretches, series), series, most)
 
 
 def _mean_of_windows(metric: str, scope: str, unit: str, busy: Windows, series: Series, most: float) -> Measured:
@@ -402,11 +407,11 @@ def resident_memory(run: RunReader) -> list[Measured]:
     rows = []
     for quantity in _RESIDENT if span is not None else ():
         assert span is not None
-        for scope, frame in _samples_by_scope(run, quantity):
+        for (scope,), frame in run.samples(quantity).drop_nulls("value").group_by(["scope"], maintain_order=True):
             values = frame.filter(pl.col("t0_ns").is_between(*span))["value"]
             median = median_over_time(values.to_numpy())
             if median is not None:
-                rows.append(Measured("resident_memory", scope, *_with_unit(median, "B"), len(values), quantity))
+                rows.append(Measured("resident_memory", str(scope), *_with_unit(median, "B"), len(values), quantity))
     return rows
 
 
@@ -439,11 +444,6 @@ def _median_resident(
 def _with_unit(estimate: Estimate, unit: str) -> tuple[float, str, float | None, float | None]:
     """Return value, unit and bounds, as `Measured` takes them."""
     return estimate.value, unit, estimate.low, estimate.high
-
-
-def _samples_by_scope(run: RunReader, quantity: str) -> Iterator[tuple[str, pl.DataFrame]]:
-    for (scope,), frame in run.samples(quantity).drop_nulls("value").group_by(["scope"], maintain_order=True):
-        yield str(scope), frame
 
 
 def other_quantities(run: Run) -> Iterator[Measured]:
@@ -524,75 +524,3 @@ def _energy_measured(
     name = metric if row["kind"] == "measured" else f"{row['kind']}_{metric}"
     note = f"{note}; {NO_INTERVAL}" if row["kind"] == ESTIMATED and row["low"] is None else note
     return Measured(name, scope, value, unit, low, high, row["windows"], row["source"], note)
-
-
-REGULARITY_SCHEMA = {
-    "quantity": pl.String,
-    "scope": pl.String,
-    "mean": pl.Float64,  # of the steps: ns for "step_time", W for "energy", cores for CPU time, else in its own unit
-    "spread": pl.Float64,  # coefficient of variation from step to step
-    "period_ns": pl.Float64,  # found from the samples alone; null where they show none
-    "periods_per_step": pl.Float64,
-    "correlation": pl.Float64,  # of the samples with themselves one period later
-    "changes": pl.Int64,  # of level
-}
-_GAUGES = ("power", "utilisation", "rss", "memory_available", "temperature")
-_COUNTERS = ("energy", "core_busy_time", "process_cpu_time")
-
-
-def regularity(run: RunReader) -> pl.DataFrame:
-    """A row a quantity: spread from step to step, period by autocorrelation beside the step, changes of level."""
-    steps = steps_after_warmup(run)
-    if len(steps) < 3:
-        return pl.DataFrame(schema=REGULARITY_SCHEMA)
-    lengths = steps["length_ns"].to_numpy().astype(np.float64)
-    edges = np.stack([steps["t0_ns"].to_numpy(), steps["t1_ns"].to_numpy()]).astype(np.float64)
-    rows = [_regularity_row("step_time", "run", lengths, None, None, float(np.median(lengths)))]
-    for quantity, series, values in _sampled_series(run, edges):
-        period, correlation = period_of(series, float(edges[0, 0]), float(edges[1, -1]), float(np.median(lengths)))
-        rows.append(_regularity_row(quantity, series.scope, values, period, correlation, float(np.median(lengths))))
-    return pl.DataFrame(rows, schema=REGULARITY_SCHEMA)
-
-
-def _sampled_series(run: RunReader, edges: Floats) -> Iterator[tuple[str, Series, Floats]]:
-    for quantity in (*_GAUGES, *_COUNTERS):
-        for series in series_of(run, quantity):
-            rate = _counter_rates(series, 1e9 if quantity == "energy" else 1.0) if quantity in _COUNTERS else series
-            if len(rate.t_ns) > 3:
-                yield quantity, rate, _sample_means_by_step(rate, edges)
-
-
-def _counter_rates(series: Series, factor: float) -> Series:
-    """A counter as the gauge of its growth a ns, times a factor; none over gaps, and where it wrapped."""
-    apart = np.maximum(np.diff(series.t_ns), 1.0)
-    middle = (series.t_ns[1:] + series.t_ns[:-1]) / 2
-    rates = np.diff(series.values) / apart * factor
-    is_known = ~np.isin(series.t_ns[:-1], series.gaps_ns[:, 0])
-    return Series(series.scope, series.source, series.refresh_ns, middle[is_known], rates[is_known], series.gaps_ns)
-
-
-def _sample_means_by_step(series: Series, edges: Floats) -> Floats:
-    """Mean of the samples within each step; NaN where none fell into it."""
-    sums = np.concatenate([[0.0], np.cumsum(series.values)])
-    first, last = (np.searchsorted(series.t_ns, edge) for edge in edges)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means: Floats = (sums[last] - sums[first]) / (last - first)
-    return means
-
-
-def _regularity_row(
-    quantity: str, scope: str, values: Floats, period_ns: float | None, correlation: float | None, step_ns: float
-) -> dict[str, object]:
-    present = values[~np.isnan(values)]
-    mean = float(present.mean()) if len(present) else float("nan")
-    spread = float(present.std(ddof=1) / abs(mean)) if len(present) > 1 and mean else float("nan")
-    return {
-        "quantity": quantity,
-        "scope": scope,
-        "mean": null_if_nan(mean),
-        "spread": null_if_nan(spread),
-        "period_ns": period_ns,
-        "periods_per_step": None if period_ns is None else step_ns / period_ns,
-        "correlation": correlation,
-        "changes": len(change_points(present)) if len(present) else 0,
-    }

@@ -181,7 +181,11 @@ def _predict(
     drifts, changes = _drift_terms(blocks, targets, horizon, drifts_chance), _change_terms(blocks, targets)
     parts = []
     for spread, forgets, chance in _random_walk_settings():
-        parts.append(_mixture(blocks, targets, observed, noise, (spread, forgets, chance), drifts, changes))
+        parts.append(
+            _posteriors_by_drift_and_change(
+                blocks, targets, observed, noise, (spread, forgets, chance), drifts, changes
+            )
+        )
     evidence, mean, variance = (np.stack([part[k] for part in parts]) for k in range(3))
     if not np.isfinite(evidence.max()):
         raise RunError(
@@ -266,7 +270,7 @@ def _upper_level(means: Floats) -> Floats:
     return np.asarray(means >= order[int(np.argmax(between)) + 1], dtype=np.float64)
 
 
-def _mixture(
+def _posteriors_by_drift_and_change(
     blocks: _Blocks,
     targets: _Targets,
     observed: Floats,

@@ -37,8 +37,9 @@ from stepscope.analysis.energy.tables import (
 )
 from stepscope.analysis.first_screen import layers
 from stepscope.analysis.memory.events import Peak, memory_over_time, peak
-from stepscope.analysis.metrics import metrics, regularity
-from stepscope.analysis.result_cache import ResultCache
+from stepscope.analysis.metrics import metrics
+from stepscope.analysis.periodicity import regularity
+from stepscope.analysis.result_cache import ResultCache, cached_per_run
 from stepscope.analysis.time.collectives import COLLECTIVE_SCHEMA, CollectiveTime, collective_time
 from stepscope.analysis.time.dependencies import Dependencies, dependencies
 from stepscope.analysis.time.operators import self_times
@@ -118,41 +119,49 @@ class Run(RunReader):
         """Return how far apart the ranks ended each step and arrived at its collectives, ns, and who was last."""
         return self.side_by_side.skew
 
+    @cached_per_run
     def modules(self) -> pl.DataFrame:
         """Time of each module, own and of its subtree, forward, backward and optimizer, ns a step."""
-        return self._modules
+        return module_table(self)
 
+    @cached_per_run
     def layers(self) -> pl.DataFrame:
         """Each layer with its time, energy, memory, FLOPs and share of the attainable, a step, longest first."""
-        return self._layers
+        return layers(self)
 
+    @cached_per_run
     def operators(self) -> pl.DataFrame:
         """Self time of each op, ns a step by phase."""
-        return self._operators
+        return operator_table(self)
 
     def attained(self, by: str = "module") -> pl.DataFrame:
         """Share of what this device could do, of each "module" or "operator": measured and attainable ns a step."""
         return attained_shares(self, by)
 
+    @cached_per_run
     def phases(self) -> pl.DataFrame:
         """Time of each phase, ns a step, and the unattributed time."""
-        return self._phases
+        return phase_table(self)
 
+    @cached_per_run
     def metrics(self) -> pl.DataFrame:
         """The metrics of the paper, a row each: metric, scope, value, unit, low, high, n, source, note."""
-        return self._metrics
+        return metrics(self)
 
+    @cached_per_run
     def anatomy(self) -> pl.DataFrame:
         """Every op of the step that is nearest to the median."""
-        return self._anatomy
+        return median_step_ops(self)
 
+    @cached_per_run
     def dependencies(self) -> Dependencies:
         """Return which operator waits for which, the critical path, what could overlap, and idle time by cause."""
-        return self._dependencies
+        return dependencies(self)
 
+    @cached_per_run
     def overhead(self) -> pl.DataFrame:
         """Return the profiling overhead, columns as `metrics`."""
-        return self._overhead
+        return overhead(self)
 
     def memory(self, device: str | None = None) -> pl.DataFrame:
         """Live bytes after each allocation and free of the profiled steps: in all, not attributed, and by category."""
@@ -279,55 +288,14 @@ class Run(RunReader):
         """Spread from step to step, period by autocorrelation and changes of level of what was sampled."""
         return regularity(self)
 
+    @cached_per_run
     def verdict(self) -> Verdict:
         """Return the bottleneck: what dominates the step, what it is bound by, and what to try next."""
-        return self._verdict
+        return verdict(self)
 
     def not_measured(self) -> list[NotMeasured]:
         """Return what this run cannot say, and why."""
-        return list(self._not_measured)
-
-    # A page asks for the same tables many times, and a run of a million op calls takes a second for some of them.
-
-    @cached_property
-    def _verdict(self) -> Verdict:
-        return verdict(self)
-
-    @cached_property
-    def _not_measured(self) -> list[NotMeasured]:
-        return not_measured(self)
-
-    @cached_property
-    def _modules(self) -> pl.DataFrame:
-        return module_table(self)
-
-    @cached_property
-    def _layers(self) -> pl.DataFrame:
-        return layers(self)
-
-    @cached_property
-    def _operators(self) -> pl.DataFrame:
-        return operator_table(self)
-
-    @cached_property
-    def _phases(self) -> pl.DataFrame:
-        return phase_table(self)
-
-    @cached_property
-    def _metrics(self) -> pl.DataFrame:
-        return metrics(self)
-
-    @cached_property
-    def _anatomy(self) -> pl.DataFrame:
-        return median_step_ops(self)
-
-    @cached_property
-    def _dependencies(self) -> Dependencies:
-        return dependencies(self)
-
-    @cached_property
-    def _overhead(self) -> pl.DataFrame:
-        return overhead(self)
+        return list(not_measured(self))
 
 
 def open_run(run: str | Path | Run, attribution: str = "fit") -> Run:

@@ -14,7 +14,7 @@ from stepscope.analysis.energy.fit_inputs import BETWEEN, PAUSES
 from stepscope.analysis.energy.rail_fits import CLAIM, COARSE, RESOLVED
 from stepscope.analysis.process_scopes import OWN
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
-from stepscope.analysis.time.steps import profiled_steps
+from stepscope.analysis.time.steps import observed_batch, profiled_steps
 from stepscope.analysis.time.tables import steps_with_costs
 from stepscope.arrays import Floats
 from stepscope.files import read_json_object, replace_json
@@ -30,11 +30,13 @@ _FILE = "summary.json"
 
 def summary(run: Run) -> dict[str, Any]:
     """Verdict, metrics with unit and CI, profiling overhead, phases and what was not measured; SI units."""
-    verdict = run.verdict()
+    verdict, workload = run.verdict(), run.meta.get("workload")
+    if isinstance(workload, dict) and workload.get("batch_size") is None:
+        workload = {**workload, "batch_size": observed_batch(run)}  # a script does not state it
     return {
         "id": run.id,
         "status": run.status,
-        "workload": run.meta.get("workload"),
+        "workload": workload,
         "steps": run.steps.height,
         "verdict": {"bound": verdict.bound, "sentence": verdict.sentence, "next": list(verdict.next)},
         "metrics": run.metrics().to_dicts(),
@@ -205,7 +207,7 @@ def _verdict_of_sum(parts: list[dict[str, Any]]) -> tuple[str, str | None]:
     if not joules or any(part["high"] is None for part in parts):
         worst = max(parts, key=lambda part: part["joules_per_step"] or 0.0)
         return str(worst["verdict"]), worst["reason"]
-    doubts = [_doubt(part) for part in parts]
+    doubts = [_phase_uncertainty_j(part) for part in parts]
     half = sum(doubts)
     if half <= RESOLVED * (joules - half):
         return "resolved", None
@@ -214,7 +216,7 @@ def _verdict_of_sum(parts: list[dict[str, Any]]) -> tuple[str, str | None]:
     return verdict, next((parts[number]["reason"] for number in order if parts[number]["reason"]), None)
 
 
-def _doubt(part: dict[str, Any]) -> float:
+def _phase_uncertainty_j(part: dict[str, Any]) -> float:
     """Half of the 99 % CI of a phase, J a step; of one below sensor resolution all that it has, where that is more."""
     half = CLAIM * float(part["high"] - part["joules_per_step"])
     return max(half, float(part["joules_per_step"])) if part["verdict"] == "not identifiable" else half

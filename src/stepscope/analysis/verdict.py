@@ -31,6 +31,7 @@ from stepscope.analysis.time.steps import (
     steps_after_warmup,
     timed_steps,
 )
+from stepscope.analysis.time.tracks import drift
 from stepscope.quantities import simulated_badge
 from stepscope.runfolder.checksums import GONE
 from stepscope.units import duration, number, percent, plural
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 SLOWDOWN_LIMIT = 1.2  # times slower
 _LONG = 2  # times the median step
 _STALL = 50  # unprofiled steps, or median profiled ones, in the time of which a step is no profile
+_DRIFTED = 1.25  # times the first steps of a run, or these the last ones
 _EVEN = 0.8  # of the mean step, below which the median step stands for little of the run
 
 TITLES: dict[Bound, str] = {
@@ -162,16 +164,17 @@ def verdict(run: Run) -> Verdict:
         *_other_causes_sentence(result),
         "" if starved or not profiled else _IN_PARTS if not are_steps_whole(run) else _dominant_phase_and_type(run),
     ]
-    cautions = (
+    cautions = tuple(filter(None, (
         *_damaged_files_caution(run),
         *((_UNCERTAIN,) if any(event.get("kind") == "steps-uncertain" for event in run.events) else ()),
         *_stalled_while_profiled(run),
         *_uneven_steps_caution(run),
+        *_drift_caution(run),
         *(_profiling_cautions(run) if profiled else ()),
         *((_WAITED,) if profiled and first is not None and first.bound == "cpu-starved" else ()),
-        *(() if by_others else _background_caution(run)),
+        "" if by_others else background_warning(background_load_of(run)).strip(),
         *_simulated_caution(run),
-    )
+    )))  # fmt: skip
     unequal = _UNEQUAL_RANKS if last is not None and last.explains else ()
     advice = () if first is None else _advice(run, first)
     tell = () if first is not None else result.would_tell
@@ -252,9 +255,10 @@ def _profiling_cautions(run: Run) -> Iterator[str]:
     count = int(run.self_times["step"].n_unique())
     if count < FEW:
         yield f"From {plural(count, 'profiled step')} only."
-    slower = _profiled_slowdown(run)
-    if slower:
-        yield f"Profiled steps are {number(slower, 2)}x slower; times and shares are corrected for it."
+    more = run.overhead().row(by_predicate=pl.col("metric") == "recorded_step_overhead_share", named=True)
+    if more["value"] is not None and more["low"] and 1 + more["value"] > SLOWDOWN_LIMIT:
+        slower = number(1 + more["value"], 2)
+        yield f"Profiled steps are {slower}x slower; times and shares are corrected for it."
 
 
 def _uneven_steps_caution(run: Run) -> Iterator[str]:
@@ -270,6 +274,15 @@ def _uneven_steps_caution(run: Run) -> Iterator[str]:
             text += f"; {percent(len(long) / len(lengths), 0)} of the steps take more than twice the median, and "
             text += f"{percent(of_time, 0)} of the time"
         yield f"Steps vary: {text}."
+
+
+def _drift_caution(run: Run) -> Iterator[str]:
+    """Yield a caution where steps grew clearly longer or shorter over the run: its typical step is none of either."""
+    change = drift(run)
+    if change is not None and change.is_clear and max(change.ratio, 1 / change.ratio) >= _DRIFTED:
+        then, now = duration(change.first.value), duration(change.last.value)
+        grew = "longer" if change.ratio > 1 else "shorter"
+        yield f"Steps got {grew}: {now} in the last {change.steps} of the run, {then} in the first {change.steps}."
 
 
 def _stalled_while_profiled(run: Run) -> Iterator[str]:
@@ -289,20 +302,6 @@ def _stalled_while_profiled(run: Run) -> Iterator[str]:
         what = "a profiled step of" if len(long) == 1 else f"{len(long)} profiled steps of up to"
         took = f"{duration(float(long.max()))}, {percent(share, 0)} of the time after warm-up"
         yield f"The speed does not count {what} {took}."
-
-
-def _profiled_slowdown(run: Run) -> float | None:
-    """Return how many times slower a profiled step is than others; None up to SLOWDOWN_LIMIT."""
-    steps = steps_after_warmup(run)
-    recorded, bare = (steps.filter(pl.col("recorded") == which)["length_ns"].median() for which in (True, False))
-    if not isinstance(recorded, float) or not isinstance(bare, float) or recorded <= SLOWDOWN_LIMIT * bare:
-        return None
-    return recorded / bare
-
-
-def _background_caution(run: Run) -> Iterator[str]:
-    text = background_warning(background_load_of(run)).strip()
-    yield from (text,) if text else ()
 
 
 def _without_ops(run: Run) -> str:

@@ -18,6 +18,7 @@ from stepscope.analysis.device.occupancy import occupancy
 from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.metrics import accelerator_utilisation
 from stepscope.analysis.time.accelerators import accelerator_without_kernels
+from stepscope.analysis.time.overhead_correction import max_loading_time
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -56,17 +57,15 @@ def _cause_sort_key(cause: Cause) -> float:
 
 
 def _loading_share(run: Run) -> float:
-    """Share of the whole run that its data loaders took; 1 where that is not known."""
-    loading_ns, steps = (run.meta.get("recorder") or {}).get("loading_ns"), run.steps
-    if not loading_ns or steps.is_empty():
-        return 1.0
-    return float(loading_ns / max(steps["t1_ns"][-1] - steps["t0_ns"][0], 1))
+    """Share of the time of all steps that the data loaders took at most; 1 where that is not known."""
+    loading_ns, lengths_ns = max_loading_time(run), run.steps["t1_ns"] - run.steps["t0_ns"]
+    return 1.0 if loading_ns is None else loading_ns / max(float(lengths_ns.to_numpy().mean()), 1.0)
 
 
 def _phase_shares(run: Run, most: float) -> dict[str, Estimate]:
     """Share of the profiled steps in each phase, and outside operators (FRAMEWORK_OVERHEAD).
 
-    Data takes no more than the loaders took of the whole run: a few profiled steps may hold the first ones of epochs.
+    Data takes no more than the loaders took of all steps: a few profiled ones may hold the first batches of epochs.
     """
     shares = {
         row["phase"]: _share_of_step(row["share"], row["ns"], row["low_ns"], row["high_ns"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from stepscope.analysis.compare.explanation import (
 from stepscope.analysis.compare.layers import QUANTITIES, LayerRow, layers_of_sides
 from stepscope.analysis.compare.program import Program, program_changes
 from stepscope.analysis.compare.run_groups import (
+    ALL_STEPS,
     CHANGES,
+    PROFILED,
     TOTAL,
     RunGroup,
     Setting,
@@ -34,10 +36,10 @@ from stepscope.analysis.compare.run_groups import (
     setting_differences,
     total_supplies,
 )
-from stepscope.analysis.compare.surroundings import EXPLAINS, Surrounding, surroundings
+from stepscope.analysis.compare.surroundings import EXPLAINS, Surrounding, load_without_waits, surroundings
 from stepscope.analysis.energy.mean_step import samples_per_step
 from stepscope.analysis.estimate import Estimate, geometric_mean_of_ratios
-from stepscope.analysis.metrics import Measured, background_warning
+from stepscope.analysis.metrics import background_load_of, background_warning
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import COMPUTED, memory_is_computed
 from stepscope.errors import RunError, UnknownName, UsageError
@@ -56,6 +58,7 @@ WHAT = {
 PER = ("step", "sample")
 _NAMED = 3  # parts in a sentence
 _TELLING = 0.05  # of the difference
+_APART = 1.25  # times: between the ratios of the median steps and of the throughputs, from which on both are said
 _TOO_MUCH = 0.2  # of the difference, to be left without a word
 
 
@@ -153,6 +156,17 @@ class Comparison:
         same = bool(around) and not self.differences(other, setting) and self.program(other, setting).calls is not None
         return same or sum(part.share for part in around) >= EXPLAINS
 
+    def why_no_layer(self, other: int = 1, setting: int = 0) -> str:
+        """Return why no layer explains the difference in time, as a sentence; empty where layers may."""
+        if pair := self.differences(other, setting).get(PROFILED):
+            of = side_letter(0 if pair[0] == ALL_STEPS else other)
+            return f"No layer is named: every step of {of} was profiled, which lengthens it by an unknown part."
+        if self.by_the_machine(other, setting):
+            return "No layer is named: the machine differed, and layers took longer or shorter with it."
+        sides = self.settings[setting].sides
+        load = load_without_waits(sides[0], sides[other])
+        return f"No layer is named: {load}." if load else ""
+
     def program(self, other: int = 1, setting: int = 0) -> Program:
         """Return what a step of a side does otherwise than one of the first: layers, FLOPs, operator calls, counted."""
         sides = self.settings[setting].sides
@@ -166,8 +180,8 @@ class Comparison:
     def layers(self, quantity: str = "time", setting: int = 0) -> list[LayerRow]:
         """Return each layer with its value on every side: "time" (self, ns), "energy" (J) or "memory" (live, B).
 
-        Each value says whether it is larger or smaller than the first's; times are not judged where the machine
-        explains the difference, nor joules or bytes of unlike sources.
+        Each value says whether it is larger or smaller than the first's; times are not judged where no layer explains
+        their difference (`why_no_layer`), nor joules or bytes of unlike sources.
         """
         if quantity not in QUANTITIES:
             raise UnknownName("quantity of layers", quantity, QUANTITIES)
@@ -177,7 +191,7 @@ class Comparison:
 
     def _judges_layers(self, quantity: str, other: int, setting: int) -> bool:
         if quantity == "time":
-            return not self.by_the_machine(other, setting)
+            return not self.why_no_layer(other, setting)
         sides = self.settings[setting].sides
         unlike = explanation.reason_unlike if quantity == "energy" else explanation.reason_unlike_peaks
         return not unlike(sides[0], sides[other])
@@ -240,12 +254,9 @@ def _supply_notes(sides: Sequence[Sequence[Run]]) -> Iterator[str]:
 
 def _distinct_names(run_groups: tuple[RunGroup, ...]) -> tuple[RunGroup, ...]:
     """Operands with names of their own: the same folder name can be given twice."""
-    names = [group.name for group in run_groups]
-    if len(set(names)) == len(names):
+    if len({group.name for group in run_groups}) == len(run_groups):
         return run_groups
-    return tuple(
-        RunGroup(f"{group.name} ({index})", group.runs, group.excluded) for index, group in enumerate(run_groups, 1)
-    )
+    return tuple(replace(group, name=f"{group.name} ({number})") for number, group in enumerate(run_groups, 1))
 
 
 def _warnings(settings: Sequence[Setting], run_groups: Sequence[RunGroup]) -> Iterator[str]:
@@ -276,16 +287,10 @@ def _warnings(settings: Sequence[Setting], run_groups: Sequence[RunGroup]) -> It
     disturbed = [
         side_letter(side)
         for side, group in enumerate(run_groups)
-        if any(_has_background_load(run) for run in group.runs)
+        if any(background_warning(background_load_of(run)) for run in group.runs)
     ]
     if disturbed:
         yield f"Background CPU load during {', '.join(disturbed)}: times there are not the training's alone."
-
-
-def _has_background_load(run: Run) -> bool:
-    return bool(
-        background_warning([Measured(**row) for row in run.metrics().filter(metric="background_cpu_use").to_dicts()])
-    )
 
 
 def side_letter(side: int) -> str:
@@ -295,21 +300,22 @@ def side_letter(side: int) -> str:
 
 def _difference_sentence(comparison: Comparison, other: int, setting: int) -> str:
     ratio, sentence = _pace(comparison, other, setting)
-    parts = [sentence, *_changed_settings_text(comparison, other, setting)]
+    parts = [sentence, *_long_steps_text(comparison, ratio, other, setting)]
+    parts += _changed_settings_text(comparison, other, setting)
     why = comparison.explain("time", "module", other, setting)
     program = comparison.program(other, setting).sentence(side_letter(other))
-    if why.reason:
-        return " ".join(filter(None, [*parts, program, f"Why is not known: {why.reason}."]))
     difference = None if ratio is None else difference_label(ratio)
     if difference not in ("larger", "smaller"):
         no_more = "The steps do not tell a difference from chance: no part is named."
         if difference == "no interval":
             no_more = "So few steps have no CI, and no part is named: run longer."
         return " ".join(filter(None, [*parts, no_more, program]))
+    if why.reason:
+        return " ".join(filter(None, [*parts, program, f"Why is not known: {why.reason}."]))
     parts += [_around_sentence(part) for part in comparison.surroundings(other, setting)]
     parts += [program] if program else []
-    if comparison.by_the_machine(other, setting):
-        return " ".join([*parts, "No layer is named: the machine differed, and layers took longer or shorter with it."])
+    if why_none := comparison.why_no_layer(other, setting):
+        return " ".join([*parts, why_none])
     phases, kinds = (comparison.explain("time", by, other, setting) for by in ("phase", "kind"))
     where = why if _largest(phases) in ("forward", "backward") else phases
     named = [text for explained in (where, kinds) if (text := _dominant_parts(explained))]
@@ -329,6 +335,18 @@ def _changed_settings_text(comparison: Comparison, other: int, setting: int) -> 
             if row["ratio"] is not None:
                 ratio = estimate(row["ratio"], row["ratio_low"], row["ratio_high"], "")
                 yield f"Samples/s, {letter} / A: {ratio}; `--per sample` explains that difference."
+
+
+def _long_steps_text(comparison: Comparison, ratio: Estimate | None, other: int, setting: int) -> Iterator[str]:
+    """Yield the throughput where it tells otherwise than the median step: one side has steps that take far longer."""
+    label, letter = comparison.settings[setting].label, side_letter(other)
+    if ratio is None or "batch" in comparison.differences(other, setting):
+        return
+    rates = comparison.quantities.filter(pl.col("ratio").is_not_null(), metric="throughput", side=other, setting=label)
+    for row in rates.iter_rows(named=True):
+        if not 1 / _APART <= ratio.value * row["ratio"] <= _APART:
+            achieved = estimate(row["ratio"], row["ratio_low"], row["ratio_high"], "")
+            yield f"That is the median step. Samples/s with its long steps, {letter} / A: {achieved}."
 
 
 def _largest(why: Explanation) -> str | None:
@@ -390,13 +408,9 @@ def _unexplained_note(why: Explanation) -> Iterator[str]:
 
 
 def _quoted(name: str) -> str:
-    return (
-        row_label(name)
-        if name in UNATTRIBUTED_PARTS or name.startswith("(")
-        else f"'{name}'"
-        if name
-        else "(the model)"
-    )
+    if name in UNATTRIBUTED_PARTS or name.startswith("("):
+        return row_label(name)
+    return f"'{name}'" if name else "(the model)"
 
 
 def _signed(value: float, unit: str) -> str:

@@ -129,19 +129,15 @@ def _time_parts(run: Run, by: str, kernels: bool, per_sample: bool) -> Parts | N
     if times.is_empty or table.is_empty() or profiled_steps(run).is_empty():
         return None
     column = TIME_BY[by]
-    table = table.with_columns(type=_type_column(run, times.table)) if by == "type" else table
+    if by == "type":
+        types = pl.col("module").replace_strict(module_types(run), default=OUTSIDE, return_dtype=pl.String)
+        table = table.with_columns(type=types)
     frame = parts_of_step(times, table, (column,)).rename({column: "name"})
     if not kernels:
         frame = pl.concat([frame, pl.DataFrame({"name": [FRAMEWORK_OVERHEAD], **framework_overhead_of_step(times)})])
     per = (samples_per_step(run) or 1.0) if per_sample else 1.0
     rows = frame.select("name", "ns", "low_ns", "high_ns").fill_nan(None).iter_rows()
     return {name: Estimate(*ends).times(1 / per) for name, *ends in rows}
-
-
-def _type_column(run: Run, table: pl.DataFrame) -> pl.Expr:
-    """Type of the module of each row; OUTSIDE for what lies in none."""
-    of = {module.name: module.type or "(module of unknown type)" for module in module_tree(run, table)}
-    return pl.col("module").replace_strict({**of, OUTSIDE: OUTSIDE}, default=OUTSIDE, return_dtype=pl.String)
 
 
 def module_types(run: Run) -> dict[str, str]:

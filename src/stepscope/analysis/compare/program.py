@@ -66,7 +66,7 @@ class Program:
 
     def _layers(self) -> Iterator[str]:
         for change in self.changes_of_kind("model"):
-            yield f"another model, {number(change.other or 0)} layers (A: {number(change.first or 0)})"
+            yield f"another model, {plural(int(change.other or 0), 'layer')} (A: {number(change.first or 0)})"
         changes = self.changes_of_kind("layer")
         for verb, names in (
             ("added", [change for change in changes if change.first is None]),

@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from stepscope.analysis.energy.mean_step import samples_per_step
 from stepscope.analysis.estimate import Estimate, drift_factor, geometric_mean_of_repeats
-from stepscope.analysis.first_screen import observed_batch, observed_optimizer
+from stepscope.analysis.first_screen import observed_optimizer
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.process_scopes import CHILDREN, LAUNCHER, RANK
 from stepscope.analysis.run import Run
-from stepscope.analysis.time.steps import missing_steps_file, steps_after_warmup, timed_steps
-from stepscope.arrays import Floats
+from stepscope.analysis.time.steps import missing_steps_file, observed_batch, steps_after_warmup, timed_steps
 from stepscope.errors import RunDamaged, RunError, RunNotFound, UsageError
 from stepscope.quantities import find_quantity, sort_metrics
 from stepscope.run_paths import find_run, run_folders
@@ -68,7 +66,7 @@ def match_settings(run_groups: Sequence[RunGroup]) -> tuple[tuple[Setting, ...],
         what = "one run" if len(run_groups) == 1 else f"{len(run_groups)} runs"
         hint = "name two or more; without a name the last two are compared"
         raise UsageError(f"{what} to compare: {FEWEST} to {MOST} are possible", hint)
-    axes = (*_ALWAYS, *(axis for axis in _WHERE_SEVERAL if any(_varies(side, axis) for side in run_groups)))
+    axes = (*_ALWAYS, *(axis for axis in _WHERE_SEVERAL if any(_axis_differs(side, axis) for side in run_groups)))
     groups = [_group_by_setting(side.runs, axes) for side in run_groups]
     if all(len(group) == 1 for group in groups):
         return (Setting("", tuple(next(iter(group.values())) for group in groups)),), _excluded_notes(run_groups)
@@ -95,8 +93,9 @@ def setting_of(run: Run) -> dict[str, Any]:
 
 
 def setting_differences(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
-    """Return what two runs do not have in common of setting, board, data and simulated sensors: name to (first,
-    other). An optimizer that one of them does not state is the one that was seen, where both were.
+    """Return what two runs do not have in common of setting, board, data, simulated sensors and which steps their speed
+    is of: name to (first, other). An optimizer that one of them does not state is the one that was seen, where both
+    were.
     """
     pairs = {name: (value, setting_of(other)[name]) for name, value in setting_of(first).items()}
     if None in pairs["optimizer"] and None not in (
@@ -106,10 +105,21 @@ def setting_differences(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
     pairs["board"] = (_board_name(first), _board_name(other))
     pairs["data"] = (_data_identity(first), _data_identity(other))
     pairs["simulated"] = (first.simulated, other.simulated)
+    pairs[PROFILED] = (_profiled_steps(first), _profiled_steps(other))
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+PROFILED, ALL_STEPS = "profiled steps", "all"
 CHANGES = ("batch", "optimizer", "precision", "threads", "device", "board")  # of a training, by name, in this order
+
+
+def _profiled_steps(run: Run) -> str:
+    """Return whether the speed of a run is that of profiled steps alone, which take longer than others.
+
+    By chance it may be so of a very short run that was recorded adaptively: that is no other setting.
+    """
+    by_choice = (run.meta.get("recorder") or {}).get("mode") != "adaptive"
+    return ALL_STEPS if by_choice and timed_steps(run)[0]["recorded"].all() else "not all"
 
 
 def _board_name(run: Run) -> object:
@@ -159,7 +169,7 @@ def _run_folders(path: Path) -> Iterator[Path]:
         yield from (header.parent for header in sorted(path.glob(pattern)))
 
 
-def _varies(side: RunGroup, axis: str) -> bool:
+def _axis_differs(side: RunGroup, axis: str) -> bool:
     return len({setting_of(run)[axis] for run in side.runs}) > 1
 
 
@@ -211,8 +221,7 @@ TOTAL = "total"  # the scope of what the whole device takes, as far as it was me
 _OF_THE_BOARD = frozenset(  # what sensors say of the board itself, and so of a simulated one where there is one
     {"accelerator_utilisation", "mean_cpu_utilisation", "memory_utilisation", "nvmap_used", "fan_level"}
 )
-# Ends of the names of metrics that go with the lengths of the steps; simulated and estimated energies are among them.
-_OF_LENGTHS = ("step_time", "throughput", "energy_per_step", "energy_per_sample")
+_OF_LENGTHS = ("energy_per_step", "energy_per_sample")  # ends of names: go with the lengths of the steps
 
 
 def difference_label(ratio: Estimate) -> str:
@@ -307,11 +316,9 @@ def _pool(rows: Sequence[Measured]) -> Measured:
 
 
 def _with_drift(run: Run, row: Measured) -> Measured:
-    """The wider of two intervals: neighbouring steps are alike where a machine drifts, which order statistics miss."""
-    steps, _ = timed_steps(run)
-    lengths = steps["length_ns"].to_numpy().astype(np.float64)
-    values = lengths if row.metric.endswith(("step_time", "per_step")) else _sample_rates(steps)
-    width = drift_factor(values)
+    """The wider of two intervals: neighbouring steps are alike where a machine drifts."""
+    rate = (pl.col("samples") if row.metric.endswith("sample") else pl.lit(1)) / pl.col("length_ns")
+    width = drift_factor(timed_steps(run)[0].select(rate.alias("rate"))["rate"].drop_nulls().to_numpy())
     if width is None or row.value is None or row.low is None or row.high is None:
         return row
     return replace(row, low=min(row.low, row.value / width), high=max(row.high, row.value * width))
@@ -323,10 +330,5 @@ def pooled_step_time(runs: Sequence[Run], per_sample: bool = False) -> Estimate:
     for run in runs:
         row = Measured(**run.metrics().row(by_predicate=pl.col("metric") == "step_time", named=True))
         samples = samples_per_step(run) if per_sample else None
-        repeats.append(_estimate(_with_drift(run, row)).times(1 / (samples or 1.0)))
+        repeats.append(_estimate(row).times(1 / (samples or 1.0)))
     return geometric_mean_of_repeats(repeats)
-
-
-def _sample_rates(steps: pl.DataFrame) -> Floats:
-    rates = steps.select(pl.col("samples") / pl.col("length_ns") * 1e9).to_series().drop_nulls()
-    return np.asarray(rates.to_numpy(), dtype=np.float64)

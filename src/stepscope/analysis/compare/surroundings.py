@@ -128,6 +128,25 @@ def _load_differences(first: Side, other: Side, whole: float, per: str) -> Itera
     yield Surrounding("load", part.difference, part.low, part.high, part.share, f"{part.evidence}; {more}")
 
 
+def load_without_waits(first: Sequence[Run], other: Sequence[Run]) -> str:
+    """Return that the slower side had more background load where waits for a core were not sampled; else "".
+
+    A part of a sentence.
+    """
+    sides = [[occupancy(run) for run in side] for side in (first, other)]
+    if all(usage.starved is not None for side in sides for usage in side):
+        return ""
+    loads = [[usage.background_cores.value for usage in side if usage.background_cores is not None] for side in sides]
+    if any(len(load) < len(side) for load, side in zip(loads, sides, strict=True)):
+        return ""
+    before, after = map(_mean, loads)
+    slower = pooled_step_time(other).value > pooled_step_time(first).value
+    if (after - before if slower else before - after) < _CORES:
+        return ""
+    load = f"background load was {number(after, 2)} cores (A: {number(before, 2)})"
+    return f"{load}, and how long the training waited for a core was not sampled"
+
+
 def _background_cores(side: Side) -> float:
     """Cores that others used; where that is not known, the share of the time in which something waited for a core."""
     waited = [usage.pressure.get("cpu:some", NOTHING) for usage, _, _ in side]

@@ -374,17 +374,13 @@ def roofline(run: Run) -> pl.DataFrame:
         (pl.col("flops_per_s") / pl.col("flops") * pl.col("bytes")).alias("bytes_per_s"),
         "share", "total_ns", "flops", "bytes",
     )  # fmt: skip
-    limits = {device: {roof: value} for device, roof, value, _ in roofs(run).iter_rows() if roof == "compute"}
-    for device, roof, value, _ in roofs(run).iter_rows():
-        limits[device][roof] = value
-
-    def of(roof: str) -> pl.Expr:
-        values = {device: of_device.get(roof) for device, of_device in limits.items()}
-        return pl.col("device").replace_strict(values, default=None, return_dtype=pl.Float64)
-
-    slope = pl.col("flop_per_byte") * of("memory")
-    bound = pl.when(slope < of("compute")).then(pl.lit("memory")).when(slope.is_not_null()).then(pl.lit("arithmetic"))
-    roof = pl.when(slope.is_not_null()).then(pl.min_horizontal(slope, of("compute")))
+    limits = ceilings_of(run)
+    is_limited = pl.col("device") == ("" if limits is None else limits.place)
+    compute = pl.lit(None if limits is None else limits.peak_flops_per_s, pl.Float64)
+    memory = pl.lit(None if limits is None else limits.peak_bytes_per_s, pl.Float64)
+    slope = pl.when(is_limited).then(pl.col("flop_per_byte") * memory)
+    bound = pl.when(slope < compute).then(pl.lit("memory")).when(slope.is_not_null()).then(pl.lit("arithmetic"))
+    roof = pl.when(slope.is_not_null()).then(pl.min_horizontal(slope, compute))
     attained = (pl.col("flops_per_s") / roof).clip(0, 1)
     own = ~pl.col("name").is_in(_ops_in_other_formats(run).implode())
     judged = points.with_columns(attained=pl.when(own).then(attained), bound_by=pl.when(own).then(bound))

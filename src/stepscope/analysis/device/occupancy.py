@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,9 +24,8 @@ from stepscope.analysis.metrics import (
 )
 from stepscope.analysis.process_scopes import CHILDREN, OWN, has_several_processes
 from stepscope.analysis.result_cache import cached_per_run
-from stepscope.analysis.time.steps import is_in_steps, span_ns, stretches_of_steps
+from stepscope.analysis.time.steps import cut_pauses, is_in_steps, span_ns, stretches_of_steps
 from stepscope.analysis.unused_cards import is_of_unused_card
-from stepscope.arrays import Ints
 from stepscope.runfolder import RunReader
 from stepscope.units import number
 
@@ -141,15 +140,17 @@ def occupancy(run: RunReader) -> Occupancy:
     """Read all of it from a run; of one whose training processes are not the watched one, what is of the machine."""
     span = span_ns(run)
     single_process = not has_several_processes(run)
-    utilised = core_utilisation(run)
+    is_machine = not board_computes(run)  # else the cores that were read, and stated, are a simulated board's
+    utilised = core_utilisation(run) if is_machine else []
     used = [] if span is None else process_cpu_utilisation(run)
     own = next((row for row in used if row.scope in OWN), None)
     background = background_load_of(run) if single_process else []
-    threads = run.meta.get("threads")
-    online = [core for core in run.device.get("cores") or [] if core.get("online", True)]
+    threads = stated if isinstance(stated := run.meta.get("threads"), int) else None
+    allowed = _allowed_cores(run, span, own) if single_process else None
+    online = sum(core.get("online", True) for core in run.device.get("cores") or [])
     return Occupancy(
-        cores=len(utilised) or len(online) or 1,
-        threads=threads if isinstance(threads, int) else None,
+        cores=(len(utilised) or online if is_machine else int(allowed or threads or 1)) or 1,
+        threads=threads,
         runs=_thread_share(run, "thread_cpu_time") if single_process else None,
         delayed=_thread_share(run, "run_delay") if single_process else None,
         waits=_sleep_shares_by_wait(run) if single_process else {},
@@ -162,7 +163,7 @@ def occupancy(run: RunReader) -> Occupancy:
                   if (share := _mean_growth(run, series, 1.0)) is not None},
         throttled_periods=_throttled_periods(run),
         quota=_median_of_gauge(run, "cpu_quota", span),
-        allowed=_allowed_cores(run, span, own) if single_process else None,
+        allowed=allowed,
         steal_cores=_channel_rate(run, "steal_time", "system", 1.0),
         major_faults=_channel_rate(run, "major_faults", "process", 1e9) if single_process else None,
         swapped=_sum_of_estimates([_channel_rate(run, name, "system", 1e9) for name in ("swap_in", "swap_out")]),
@@ -170,7 +171,7 @@ def occupancy(run: RunReader) -> Occupancy:
         limit_hits=_channel_rate(run, "memory_limit_hits", "cgroup", 1e9),
         storage_read=_channel_rate(run, "storage_read", "process", 1e9) if single_process else None,
         storage_written=_channel_rate(run, "storage_written", "process", 1e9) if single_process else None,
-        clock=None if board_computes(run) else clock_of(run),
+        clock=clock_of(run) if is_machine else None,
         gpu_slowed=gpu_slowdown(run),
         host_alone=1 - max((busy or 0.0 for busy in _accelerator_shares(run)), default=0.0),
     )  # fmt: skip
@@ -179,8 +180,7 @@ def occupancy(run: RunReader) -> Occupancy:
 def usable_cores(run: RunReader) -> int:
     """Return how many cores the training may use: those online, less what its affinity or CPU quota withholds."""
     usage = occupancy(run)
-    online = sum(core.get("online", True) for core in run.device.get("cores") or ()) or 1
-    return max(math.ceil(min(limit for limit in (online, usage.allowed, usage.quota) if limit is not None)), 1)
+    return max(math.ceil(min(limit for limit in (usage.cores, usage.allowed, usage.quota) if limit is not None)), 1)
 
 
 def _accelerator_shares(run: RunReader) -> list[float | None]:
@@ -215,24 +215,10 @@ def _mean_growth(run: RunReader, series: Series, factor: float) -> Estimate | No
     stretches = stretches_of_steps(run)
     if not len(stretches):
         return None
-    begin, end, steady = stretches[0, 0], stretches[-1, 1], series
-    if len(stretches) > 1:
-        begin, end, steady = 0, int((stretches[:, 1] - stretches[:, 0]).sum()), _cut_pauses(run, series, stretches)
-    windows = growth_windows(steady, begin, end, max(shortest_window_ns(series), (end - begin) / _WINDOWS))
+    counted, begin, end = cut_pauses(series, stretches)
+    windows = growth_windows(counted, begin, end, max(shortest_window_ns(series), (end - begin) / _WINDOWS))
     mean = mean_over_time(windows.rates * factor)
     return mean if mean is None or mean.low is None else Estimate(mean.value, max(mean.low, 0.0), mean.high)
-
-
-def _cut_pauses(run: RunReader, series: Series, stretches: Ints) -> Series:
-    """Return a counter as it grew in the steps; times are those since the first step, without the pauses."""
-    elapsed = np.concatenate([[0], np.cumsum(stretches[:, 1] - stretches[:, 0])])
-    edges_ns, since = stretches.ravel(), np.column_stack([elapsed[:-1], elapsed[1:]]).ravel()
-    t_ns = np.unique(np.concatenate([series.t_ns[is_in_steps(run, series.t_ns)], edges_ns]))
-    t_ns = t_ns[(t_ns >= series.t_ns[0]) & (t_ns <= series.t_ns[-1])]
-    in_step = is_in_steps(run, (t_ns[1:] + t_ns[:-1]) / 2)
-    steps = np.where(in_step, np.diff(np.interp(t_ns, series.t_ns, series.values)), 0.0)
-    times, gaps = (np.interp(at, edges_ns, since) for at in (t_ns, series.gaps_ns))
-    return replace(series, t_ns=times, values=np.concatenate([[0.0], np.cumsum(steps)])[: len(times)], gaps_ns=gaps)
 
 
 def _sleep_shares_by_wait(run: RunReader) -> dict[str, Estimate]:

@@ -281,7 +281,8 @@ def _savings(units: StepUnits, edges: list[list[int]], cores: int) -> Iterator[t
         yield DATA_BESIDE, 1, max(saved, 0.0), min(loading, whole - loading)
     if kernel.any():
         free = earliest_end_ns(replay_tasks(units, waits=False)[0])
-        busiest = max(_busy_ns_of_lane(units, lane) for lane in set(np.array(units.lane)[kernel]))
+        own, lane_of = units.t1 - units.t0, np.array(units.lane)
+        busiest = max(float(own[lane_of == lane].sum()) for lane in set(lane_of[kernel]))
         yield NO_SYNC, 1, max(whole - free, 0.0), max(whole - busiest, 0.0)
         return
     tasks = tasks_with_host(units, edges)
@@ -291,11 +292,6 @@ def _savings(units: StepUnits, edges: list[list[int]], cores: int) -> Iterator[t
         groups = {HOST: 1, WORK: lanes}
         length = min(queue, schedule(tasks, groups).length_ns)
         yield BRANCHES, lanes, max(whole - length, 0.0), max(whole - lower_bound_ns(tasks, groups), 0.0)
-
-
-def _busy_ns_of_lane(units: StepUnits, lane: str) -> float:
-    mine = np.array([name == lane for name in units.lane])
-    return float((units.t1 - units.t0)[mine].sum())
 
 
 # Frames

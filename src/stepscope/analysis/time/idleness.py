@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.channels import board_computes
 from stepscope.analysis.device.ceilings import ceilings_of
 from stepscope.analysis.device.occupancy import occupancy, usable_cores
 from stepscope.analysis.metrics import core_utilisation
@@ -78,7 +79,7 @@ def gaps_by_cause(units: StepUnits, device: str) -> dict[str, float]:
     idle_ns[SYNC], remaining = float(overlap(remaining, drained).sum()), subtract(remaining, drained)
     launching = union(ends[launches])
     idle_ns[SMALL], remaining = float(overlap(remaining, launching).sum()), subtract(remaining, launching)
-    idle_ns[HOST_CODE] = _total(remaining)
+    idle_ns[HOST_CODE] = _total_length(remaining)
     return idle_ns
 
 
@@ -93,7 +94,7 @@ def _gaps_after_waits(units: StepUnits, device: str, idle: Floats) -> Floats:
 
 def _core_idle_causes(run: RunReader, steps: list[StepUnits], step_ns: float) -> list[tuple[str, str, float, float]]:
     cores = usable_cores(run)
-    if cores < 2 or not steps:
+    if cores < 2 or not steps or board_computes(run):  # of this machine's cores nothing was read
         return []
     ceilings = ceilings_of(run)
     call_ns = ceilings.op_ns if ceilings is not None and ceilings.device == CPU else 0.0
@@ -107,7 +108,7 @@ def _core_idle_causes(run: RunReader, steps: list[StepUnits], step_ns: float) ->
             DATA: own[loads].sum(),
             EXCHANGE: own[talks].sum(),
             SMALL: small.sum(),
-            HOST_CODE: _total(complement(union(np.column_stack([units.t0, units.t1])), 0.0, units.length_ns)),
+            HOST_CODE: _total_length(complement(union(np.column_stack([units.t0, units.t1])), 0.0, units.length_ns)),
         }
         for cause, ns in spans.items():
             alone[cause] = alone.get(cause, 0.0) + float(ns) * scale
@@ -121,15 +122,13 @@ def _core_idle_causes(run: RunReader, steps: list[StepUnits], step_ns: float) ->
 
 
 def _busy_cores(run: RunReader, usable: int) -> float | None:
-    """Return how many of the usable cores were busy; of a part of them, how many this training kept busy."""
-    busy = [row.value for row in core_utilisation(run) if row.value is not None]
-    if len(busy) == usable:
-        return sum(busy)
-    usage = occupancy(run)
-    if len(busy) < usable or usage.process_cores is None:
+    """Return how many of the usable cores were busy; of a part of all, at least so many."""
+    busy, usage = [row.value for row in core_utilisation(run) if row.value is not None], occupancy(run)
+    if len(busy) < usable or (len(busy) > usable and usage.process_cores is None):
         return None
-    return usage.process_cores.value + (0.0 if usage.children_cores is None else usage.children_cores.value)
+    own = sum(cores.value for cores in (usage.process_cores, usage.children_cores) if cores is not None)
+    return max(sum(busy) - (len(busy) - usable), own if len(busy) > usable else 0.0)
 
 
-def _total(spans: Floats) -> float:
+def _total_length(spans: Floats) -> float:
     return float((spans[:, 1] - spans[:, 0]).sum())

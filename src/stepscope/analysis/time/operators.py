@@ -265,7 +265,7 @@ def op_pieces(run: RunReader, origin_ns: int) -> OpPieces:
     rows = rows.with_columns(turn=pl.int_range(pl.len()).over("step", *FACTS))
     ops = rows.select(identity).unique(maintain_order=True).with_row_index("op")
     rows = rows.join(ops, on=identity, how="left", maintain_order="left")
-    tracks = [_track(part, rows, origin_ns) for part in _by_thread(rows)]
+    tracks = [_thread_track(part, rows, origin_ns) for part in _by_thread(rows)]
     ops, tracks = _split_parts(ops.drop("op"), tracks)
     there = rows["step"].unique().cast(pl.Int64)
     return OpPieces(ops, tuple(sorted(tracks, key=lambda track: -track.seconds)), there)
@@ -292,7 +292,7 @@ def _by_thread(rows: pl.DataFrame) -> list[Ints]:
     return [np.flatnonzero(number == lane) for lane in np.unique(number)]
 
 
-def _track(chosen: Ints, rows: pl.DataFrame, origin_ns: int) -> Track:
+def _thread_track(chosen: Ints, rows: pl.DataFrame, origin_ns: int) -> Track:
     """One thread's pieces: after an op begins it runs, after it ends its caller does."""
     device = str(rows["device"][int(chosen[0])])
     parent = callers(rows)[chosen] if device == CPU else np.full(len(chosen), _NONE)
@@ -308,7 +308,7 @@ def _track(chosen: Ints, rows: pl.DataFrame, origin_ns: int) -> Track:
 
 def innermost_pieces(t0: Ints, t1: Ints, parent: Ints) -> tuple[Ints, Ints, Ints]:
     """Begin, end and row of each piece of one thread: the innermost row that runs; `parent` counts these rows."""
-    depth = _depths(parent)
+    depth = call_depths(parent)
     lasting = t1 > t0
     t0, t1, depth, own, above = t0[lasting], t1[lasting], depth[lasting], np.flatnonzero(lasting), parent[lasting]
     time = np.concatenate([t0, t1])
@@ -338,8 +338,8 @@ def callers(rows: pl.DataFrame) -> Ints:
     return np.where(inside, above + np.repeat(first, size), _NONE)
 
 
-def _depths(parent: Ints) -> Ints:
-    """Return how many callers each row has in its own thread; RunDamaged where they form a circle."""
+def call_depths(parent: Ints) -> Ints:
+    """Return how many callers each row has (of one thread, where `parent` has no other); RunDamaged for a circle."""
     depth: Ints = (parent != _NONE).astype(np.int64)
     above = parent.copy()
     for _ in range(len(parent).bit_length() + 1):  # each turn looks twice as far up

@@ -198,7 +198,7 @@ def _layers_in_step(run: Run, cells: PerStep, headline: _StatedStepTime) -> Laye
     layers = layer_times(run, cells) if headline.near_ns is not None else None
     if layers is None:
         return None
-    most = _max_loading_time(run)
+    most = max_loading_time(run)
     layers = layers if most is None else layers.with_loading_up_to(most)
     stretch = _core_wait_factor(run, layers, headline.step_ns)
     starved = stretch > _STARVED
@@ -228,7 +228,7 @@ def _limit_loading_time(run: Run, cells: PerStep, bare: Floats) -> Floats:
     when less else ran: the rest of a step lengthens with background load, sleep does not.
     """
     loads = np.append((cells.keys["phase"] == "data").to_numpy(), False)
-    loading, most = bare[:, loads].sum(axis=1).mean(), _max_loading_time(run)
+    loading, most = bare[:, loads].sum(axis=1).mean(), max_loading_time(run)
     if most is None or loading <= most or WORKLOAD_DATA in cells.keys["name"]:
         return bare
     limited = np.where(loads, bare * most / loading, bare)
@@ -237,8 +237,8 @@ def _limit_loading_time(run: Run, cells: PerStep, bare: Floats) -> Floats:
     return limited
 
 
-def _max_loading_time(run: Run) -> float | None:
-    """What all data loaders took, ns a step of the run; None where that is not known, or none gave a batch."""
+def max_loading_time(run: Run) -> float | None:
+    """Time that all data loaders took, ns a step of the run; None where that is not known, or none gave a batch."""
     loading_ns = (run.meta.get("recorder") or {}).get("loading_ns")
     return loading_ns / (run.steps["step"][-1] + 1) if loading_ns else None
 

@@ -108,7 +108,8 @@ def compare_ranks(run: Run) -> Ranks:
     parts, missing = rank_runs(run)
     clocks = why_not_comparable(parts)
     reason = clocks or why_several_trainings(parts)
-    endings = tuple(_endings(parts, one_clock=not clocks, comparable=not reason))
+    several = len(parts) > 1 or bool(missing)  # how the only process ended, the run itself states
+    endings = tuple(_endings(parts, one_clock=not clocks, comparable=not reason)) if several else ()
     notes = [*missing, *endings]
     compared = _RankTimings.of(parts) if len(parts) > 1 and not reason else _RankTimings.without_data()
     if len(parts) > 1:
@@ -173,7 +174,7 @@ def _endings(parts: list[Run], one_clock: bool, comparable: bool) -> Iterator[st
         steps, reason = plural(len(part.steps), "step"), f": {part.meta['reason']}" if part.meta.get("reason") else ""
         before = ", before the others" if part is first else ""
         if part.status not in ("ok", "running"):
-            reason = reason or (_KILLED if part.status == "interrupted" else "")
+            reason = reason or (f": {KILLED}" if part.status == "interrupted" else "")
             yield f"rank {rank_number(part)} ended as '{part.status}' after {steps}{before}{reason}"
         elif part is first:
             yield f"rank {rank_number(part)} ended after {steps}{before}, by sys.exit or without an error that was seen"
@@ -185,7 +186,7 @@ def _endings(parts: list[Run], one_clock: bool, comparable: bool) -> Iterator[st
         yield f"the ranks made {min(lengths):,} to {max(lengths):,} steps{of_all}"
 
 
-_KILLED = ": it was killed (by SIGKILL, say), or left by os._exit"
+KILLED = "it was killed (by SIGKILL, say), or left by os._exit"
 
 
 def _first_to_end(parts: list[Run]) -> Run | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -18,6 +18,9 @@ from stepscope.runfolder import RunReader, checksums
 from stepscope.runfolder.tables import read_last_step_rows
 from stepscope.runfolder.thinning import is_retained
 from stepscope.units import plural
+
+if TYPE_CHECKING:
+    from stepscope.analysis.channels import Series
 
 IN_PART = "step-profiled-in-part"  # the event of a step that was too large to be profiled whole
 ENOUGH = 3  # profiled steps, to leave others out
@@ -42,6 +45,13 @@ def missing_steps_file(run: RunReader) -> str:
         if name.startswith("steps") and not (run.path / name).exists()
     ]
     return f"{damaged[0]} is damaged" if damaged else f"{missing[0]} is not there any more" if missing else ""
+
+
+def observed_batch(run: RunReader) -> int | None:
+    """Return how many samples most steps after warm-up took (the last of an epoch may be smaller); else null."""
+    samples = steps_after_warmup(run)["samples"].drop_nulls().to_numpy()
+    median = int(np.median(samples)) if len(samples) else None
+    return median if np.count_nonzero(samples == median) * 2 > len(samples) else None
 
 
 def count_after_warmup(run: RunReader) -> int:
@@ -178,6 +188,27 @@ def is_in_steps(run: RunReader, t_ns: Floats) -> Flags:
     begins, ends = stretches_of_steps(run).T
     place = np.searchsorted(begins, t_ns, side="right") - 1
     return np.asarray((place >= 0) & (t_ns <= np.append(ends, -1)[place]))
+
+
+def cut_pauses(series: Series, stretches: Ints) -> tuple[Series, int, int]:
+    """Return a counter as it grew in stretches of time, ns (n, 2), and their begin and end; what lies between is cut.
+
+    Of one stretch all stays as it is; of several, times are those since the first one's begin, without the pauses.
+    """
+    if len(stretches) == 1:
+        return series, int(stretches[0, 0]), int(stretches[0, 1])
+    elapsed = np.concatenate([[0], np.cumsum(stretches[:, 1] - stretches[:, 0])])
+    edges_ns, since = stretches.ravel(), np.column_stack([elapsed[:-1], elapsed[1:]]).ravel()
+
+    def is_inside(t_ns: Floats) -> Flags:
+        return np.asarray(np.searchsorted(edges_ns, t_ns, side="right") % 2 == 1)
+
+    t_ns = np.unique(np.concatenate([series.t_ns[is_inside(series.t_ns)], edges_ns]))
+    t_ns = t_ns[(t_ns >= series.t_ns[0]) & (t_ns <= series.t_ns[-1])]
+    grown = np.where(is_inside((t_ns[1:] + t_ns[:-1]) / 2), np.diff(np.interp(t_ns, series.t_ns, series.values)), 0.0)
+    times, gaps = (np.interp(at, edges_ns, since) for at in (t_ns, series.gaps_ns))
+    values = np.concatenate([[0.0], np.cumsum(grown)])[: len(times)]
+    return replace(series, t_ns=times, values=values, gaps_ns=gaps), 0, int(elapsed[-1])
 
 
 def span_ns(run: RunReader) -> tuple[int, int] | None:

@@ -15,12 +15,14 @@ from stepscope.analysis.time.operators import (
     CPU,
     FRAMEWORK_OVERHEAD,
     OUTSIDE,
+    call_depths,
+    callers,
     per_step,
     sum_columns_per_step,
 )
 from stepscope.analysis.time.overhead_correction import StepTimes
 from stepscope.analysis.time.steps import are_steps_whole, shown_steps
-from stepscope.arrays import Flags, Floats, Ints
+from stepscope.arrays import Flags, Floats
 from stepscope.runfolder import MODULE_CALL, OPS, PHASES, RunReader
 
 if TYPE_CHECKING:
@@ -487,9 +489,6 @@ def _ordered_tree(children: dict[str | None, list[str]], facts: dict[str, Any]) 
     return list(tree.values())
 
 
-_TOP = -1
-
-
 def median_step_ops(run: Run) -> pl.DataFrame:
     """The op calls, as recorded, of the profiled step nearest to the step time, columns as `runfolder.OPS`.
 
@@ -506,22 +505,10 @@ def median_step_ops(run: Run) -> pl.DataFrame:
 
 
 def _with_depth_and_offsets(ops: pl.DataFrame, t0_ns: int) -> pl.DataFrame:
-    depth = pl.Series("depth", _call_depths(ops["parent"].fill_null(_TOP).to_numpy()), dtype=pl.Int64)
+    depth = pl.Series("depth", call_depths(callers(ops)), dtype=pl.Int64)
     return ops.with_row_index("row").with_columns(
         depth, start_ns=pl.col("t0_ns") - t0_ns, end_ns=pl.col("t1_ns") - t0_ns
     )
-
-
-def _call_depths(parent: np.ndarray[Any, np.dtype[Any]]) -> Ints:
-    """Return how many callers each row has: all rows go up one level at a time."""
-    depth, above = np.zeros(len(parent), dtype=np.int64), parent.astype(np.int64)
-    for _ in range(len(parent)):
-        inside = above != _TOP
-        if not inside.any():
-            break
-        depth += inside
-        above = np.where(inside, parent[np.where(inside, above, 0)], _TOP)
-    return depth
 
 
 MEAN_MEDIAN_GAP = 0.25  # of the mean

@@ -11,7 +11,7 @@ import polars as pl
 
 from stepscope.analysis.channels import channel_timeline, core_busy_time, growth_windows, shortest_window_ns
 from stepscope.analysis.energy.measured_energy import power_windows
-from stepscope.analysis.estimate import LevelChange, change_points, median_interval
+from stepscope.analysis.estimate import Estimate, LevelChange, change_points, median_over_time
 from stepscope.analysis.memory.events import categories_over_step
 from stepscope.analysis.process_scopes import WATCHED
 from stepscope.analysis.time.operators import CPU
@@ -200,36 +200,29 @@ _END = 0.2  # of the run: its first and its last part are compared
 class Drift:
     """Median step time of the first and the last fifth of the steps after warm-up, ns, each with its 95 % CI."""
 
-    first: tuple[float, float | None, float | None]
-    last: tuple[float, float | None, float | None]
+    first: Estimate
+    last: Estimate
     steps: int  # in each of the two
 
     @property
     def ratio(self) -> float:
         """Last over first."""
-        return self.last[0] / self.first[0]
+        return self.last.value / self.first.value
 
     @property
     def is_clear(self) -> bool:
         """Return whether the two intervals lie apart."""
-        (_, low, high), (_, later_low, later_high) = self.first, self.last
-        if low is None or high is None or later_low is None or later_high is None:
+        if self.first.low is None or self.first.high is None or self.last.low is None or self.last.high is None:
             return False
-        return later_low > high or later_high < low
+        return self.last.low > self.first.high or self.last.high < self.first.low
 
 
 def drift(run: RunReader) -> Drift | None:
     """The end of the run against its beginning; None where either would be fewer than six steps."""
     lengths = timed_steps(run)[0]["length_ns"].to_numpy().astype(np.float64)
     count = int(len(lengths) * _END)
-    if count < FEW:
-        return None
-    return Drift(_median_with_interval(lengths[:count]), _median_with_interval(lengths[-count:]), count)
-
-
-def _median_with_interval(lengths: Floats) -> tuple[float, float | None, float | None]:
-    value, low, high = (float(x) for x in median_interval(lengths))
-    return value, None if np.isnan(low) else low, None if np.isnan(high) else high
+    first, last = (median_over_time(part) for part in (lengths[:count], lengths[-count:] if count else lengths[:0]))
+    return None if first is None or last is None or count < FEW else Drift(first, last, count)
 
 
 def step_time_level_changes(run: RunReader) -> list[tuple[int, LevelChange]] | None:
