@@ -271,3 +271,11 @@ def test_sections_have_places_of_their_own() -> None:
     found = sections.discover_sections()
     assert not found.warnings
     assert len({module.ORDER for module in found.modules}) == len(found.modules)
+
+
+def test_a_page_for_a_folder_that_is_not_there_is_refused_before_it_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html, "render", lambda run: pytest.fail("this takes seconds"))
+    with pytest.raises(OutputNotWritable, match="no such folder"):
+        html.write(Run(fabricate_run(tmp_path, steps=4)), tmp_path / "nowhere" / "page.html")

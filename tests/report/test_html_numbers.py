@@ -84,7 +84,7 @@ def _known(run: Run) -> list[object]:
         points,
         roofs(run),
         run.model,
-        *(() if found is None else (found.first, found.last, found.steps)),
+        *(() if found is None else (found.first.row, found.last.row, found.steps)),
     ]
     frames += [len(run.operators()) - 1, len(run.anatomy()), found.ratio if found else None, len(run.modules()) - 2]
     frames += [run.energy(by) for by in ("kind", "module", "component")] if run.rails.lines else []

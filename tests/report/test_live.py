@@ -560,3 +560,13 @@ def test_the_end_of_a_run_is_said_with_its_reason(growing: Growing) -> None:
     view = RunWatcher(growing.path, growing.clock)
     assert ending_of(view.read_state()) == f"{growing.path.name}: failed (ValueError: x)"
     view.close()
+
+
+def test_the_newest_of_runs_is_that_of_the_latest_clock_whatever_it_was_renamed_to(tmp_path: Path) -> None:
+    for number, name in ((1, "zzz"), (2, "20231114T221320Z-net-000000")):
+        clock = {"unix_ns": number * 1_700_000_000_000_000_000, "monotonic_ns": number}
+        path = fabricate_run(tmp_path, steps=0, status=None, samples=False, header={"pid": os.getpid(), "clock": clock})
+        path.rename(tmp_path / name)
+    newest = growing_files.newest_running(tmp_path)
+    assert newest is not None
+    assert newest.name != "zzz"

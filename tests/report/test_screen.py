@@ -15,7 +15,7 @@ from tests.fabricate import Op, fabricate_run
 from tests.report.stored_runs import RUNS
 
 from stepscope.analysis.run import Run
-from stepscope.report.first_screen import LINES, _labelled, render
+from stepscope.report.first_screen import LINES, _labelled, advice_sentences, render
 
 
 def screen(path: Path, width: int = 100, colour: bool = False) -> str:
@@ -90,6 +90,19 @@ def test_where_the_rest_is_takes_the_name_of_the_run_once(runs: dict[str, Path])
     said = screen(runs["of two ranks"]).replace("\n", "")
     assert said.count(runs["of two ranks"].name) == 1
     assert "or --html for the page" in said
+
+
+def test_the_command_for_the_rest_is_whole_where_the_path_is_wider_than_the_terminal(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path / "a folder with a name that is long enough" / "below" / ("x" * 60))
+    said = "".join(line.strip() for line in screen(path, 60).partition("MORE")[2].splitlines())
+    assert str(path).replace(" ", "") in said.replace(" ", "")
+    assert "…" not in said
+
+
+def test_what_is_to_be_done_first_stands_first(tmp_path: Path) -> None:
+    following = advice_sentences(Run(fabricate_run(tmp_path, steps=8)))
+    assert following[0].startswith("First run longer")
+    assert any(sentence.startswith("stepscope tune") for sentence in following[1:])
 
 
 def test_the_phases_add_up_to_the_step(runs: dict[str, Path]) -> None:

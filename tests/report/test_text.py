@@ -19,14 +19,17 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from stepscope import run_paths
+from stepscope.analysis.caveats import NotMeasured
 from stepscope.analysis.first_screen import setting_facts
 from stepscope.analysis.run import Run
+from stepscope.analysis.summary import write_summary
+from stepscope.analysis.time.ranks import KILLED
 from stepscope.cli._options import replace_unprintable_output
 from stepscope.cli.report import report
 from stepscope.errors import RunNotFound, StepscopeError
 from stepscope.files import read_json_object, replace_json
 from stepscope.report.terminal_report import render
-from stepscope.report.terminal_tables import profiling_overhead
+from stepscope.report.terminal_tables import not_measured_lines, profiling_overhead
 from stepscope.run_paths import find_run, last_runs
 from stepscope.runfolder import RunReader, RunWriter
 
@@ -104,6 +107,41 @@ def test_the_reason_of_a_failed_run_is_told(tmp_path: Path) -> None:
     path = fabricate_run(tmp_path, status=None)
     RunWriter(path, json.loads((path / "run.json").read_text())).close("failed", "ValueError: boom")
     assert "failed: ValueError: boom" in screen(path)
+    assert "ranks" not in {entry.what for entry in Run(path).not_measured()}, "one process trained"
+
+
+def test_of_a_training_that_was_killed_is_said_that_nobody_knows_why(tmp_path: Path) -> None:
+    (entry,) = [entry for entry in Run(fabricate_run(tmp_path, status=None)).not_measured() if "ended" in entry.what]
+    assert (entry.what, entry.why) == ("why the training ended", KILLED)
+
+
+def test_the_heading_has_what_the_first_screen_has_of_the_setting(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, header={"workload": {"name": "script"}})
+    facts = setting_facts(Run(path))
+    assert "batch 16" in facts, "as it was seen: a script does not state it"
+    assert screen(path, 200).splitlines()[1].startswith(" · ".join(facts[:-1])), "but for the day, which the name has"
+    summary = json.loads(write_summary(Run(path)).read_text(encoding="utf-8"))
+    assert summary["workload"] == {"name": "script", "batch_size": 16}
+
+
+def test_where_the_bars_of_the_phases_have_no_room_they_make_no_table_of_their_own(tmp_path: Path) -> None:
+    text = screen(fabricate_run(tmp_path, steps=60, noise=0.02), 60)
+    assert text.count("where the step goes") == 1
+    assert "[975 us, 1.03 ms]" in text
+
+
+def test_a_temperature_that_was_read_is_not_said_to_be_missing_where_another_sensor_of_it_is_absent(
+    tmp_path: Path,
+) -> None:
+    assert "temperature" not in {entry.what for entry in Run(simulated_board(tmp_path)).not_measured()}
+    assert "temperature" in {entry.what for entry in Run(fabricate_run(tmp_path)).not_measured()}
+
+
+def test_what_is_not_measured_is_called_by_words() -> None:
+    console = Console(width=100, file=io.StringIO(), highlight=False)
+    with console.capture() as captured:
+        console.print(*not_measured_lines([NotMeasured("cpu_frequency", "there is none")]))
+    assert "cpu frequency: there is none" in captured.get()
 
 
 def run_command(*arguments: str) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,32 @@ def test_push_list_show_tag_pull_rm_and_gc_work_one_after_the_other(capsys: pyte
     capsys.readouterr()
     assert exit_code(["runs", "gc"]) == 0
     assert "2 runs" in capsys.readouterr().out
+
+
+def test_the_list_breaks_no_name_and_no_number_where_the_terminal_is_narrow(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = make_run(Path("runs"), "net", 1.7e9).name
+    assert exit_code(["runs", "push", "runs", "--tag", "baseline", "--tag", "power=15W"]) == 0
+    for width in (60, 80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        capsys.readouterr()
+        assert exit_code(["runs", "list"]) == 0
+        text = capsys.readouterr().out
+        row = next(line for line in text.splitlines() if line.startswith(name))
+        assert "baseline power=15W" in row or "baseline power=15W" in text.partition(row)[2]
+        assert "900 ns" in text
+
+
+def test_where_nobody_can_be_asked_a_run_is_not_removed_and_the_way_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = make_run(Path("runs"), "net", 1.7e9).name
+    assert exit_code(["runs", "push", "runs"]) == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert exit_code(["runs", "rm", name]) == 2
+    assert "add --yes" in capsys.readouterr().err
+    assert exit_code(["runs", "show", name]) == 0
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,11 @@ def visit(browser: Browser, server: BoundedServer) -> None:
 
 
 SHOWN = """(() => {
-  const none = { step_j: null, simulated_step_j: null, estimated_step_j: null };
-  rows = [{ board: "B", device: "cpu", simulated_step_j: 2 }, { board: "A", device: "cuda", step_j: 1 },
-    { board: "C", device: "cpu", estimated_step_j: 3 }].map((row) => ({ ...rows[0], ...none, ...row }));
+  const none = { energy_per_step_j: null, simulated_energy_per_step_j: null, estimated_energy_per_step_j: null,
+    step_time_ns: 9e10, throughput_per_s: 1230.4, peak_memory_bytes: 1.2e12 };
+  rows = [{ board: "B", device: "cpu", simulated_energy_per_step_j: 2 },
+    { board: "A", device: "cuda", energy_per_step_j: 1 },
+    { board: "C", device: "cpu", estimated_energy_per_step_j: 3 }].map((row) => ({ ...rows[0], ...none, ...row }));
   choices();
   const cells = (place) => [...document.querySelectorAll("#table tbody tr")].map((row) => row.cells[place].textContent);
   const heading = (place) => document.querySelectorAll("#table th button")[place - 1].click();
@@ -147,7 +149,7 @@ SHOWN = """(() => {
   const energies = cells(8);
   $("device").value = "B, cpu";
   show();
-  return JSON.stringify({ devices, options, energies, left: cells(4) });
+  return JSON.stringify({ devices, options, energies, left: cells(4), numbers: [6, 7, 9].map((at) => cells(at)[0]) });
 })()"""
 
 
@@ -159,6 +161,7 @@ def test_a_column_is_sorted_and_filtered_by_what_it_shows(server: BoundedServer,
     assert found["options"] == ["", *found["devices"]]
     assert found["energies"] == ["3 J estimated", "2 J simulated", "1 J"]
     assert found["left"] == ["B, cpu"]
+    assert found["numbers"] == ["1.5 min", "1,230", "1.2 TB"], "as reports write them"
 
 
 def test_the_list_filters_sorts_and_compares_in_a_browser(server: BoundedServer, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from tests.fabricate import fabricate_run
 
 pytest.importorskip("altair")
 from stepscope.analysis.run import Run
+from stepscope.analysis.summary import write_summary
 from stepscope.files import read_json, replace_json
+from stepscope.report.live.growing_files import Pace
+from stepscope.report.live.run_state import Now
 from stepscope.report.view import listing as listing_module
 from stepscope.report.view.access import COOKIE, Access, HttpAnswer, is_local_host, is_loopback
 from stepscope.report.view.listing import Listing
-from stepscope.report.view.site import Site
+from stepscope.report.view.site import Site, _fact_rows
 
 HERE = {"Host": "localhost:8321"}
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -64,7 +68,14 @@ def test_a_folder_that_is_a_run_itself_is_listed_and_drawn(tmp_path: Path) -> No
 def test_a_run_without_a_report_has_its_steps_and_their_time_in_the_list(folder: Path) -> None:
     rows = json.loads(Site(folder, Access()).answer("/runs.json", HERE).body)["rows"]
     assert not list(folder.rglob("summary.json"))
-    assert {(row["steps"], row["step_ns"], row["samples_per_s"]) for row in rows} == {(8, 16_000_000, 1000)}
+    assert {(row["steps"], row["step_time_ns"], row["throughput_per_s"]) for row in rows} == {(8, 16_000_000, 1000)}
+
+
+def test_the_list_has_the_batch_of_a_script_as_its_summary_has_seen_it(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, header={"workload": {"name": "script"}})
+    write_summary(Run(path))
+    (row,) = json.loads(Site(tmp_path, Access()).answer("/runs.json", HERE).body)["rows"]
+    assert (row["workload"], row["batch_size"]) == ("script", 16)
 
 
 def test_a_run_is_drawn_once_until_its_files_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +249,16 @@ def test_a_running_run_is_followed_and_an_ended_one_sent_to_its_page(tmp_path: P
     site.close()
 
 
+def test_a_running_run_says_whose_memory_it_is_and_what_slows_it_down() -> None:
+    stated = {"status": "running", "processes": True, "clocks": (("core 0", 2e9),), "delayed": 0.5}
+    names = ("cores", "accelerators", "rails", "accelerator_memory", "temperatures", "throttled", "others", "warnings")
+    unknown: dict[str, Any] = {**dict.fromkeys(field.name for field in fields(Now)), **dict.fromkeys(names, ())}
+    rows = dict(_fact_rows(Now(**{**unknown, "pace": Pace(), **stated})))
+    assert "Memory of all processes" in rows
+    assert rows["Clocks"] == "cores 2 GHz"
+    assert rows["Limits"] == "waits for a core 50 % of the time"
+
+
 def test_the_list_reads_only_what_has_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepscope.report.view import listing as module
 
@@ -357,7 +378,7 @@ def test_a_fault_in_the_steps_of_the_list_leaves_its_rows(folder: Path, monkeypa
 
     monkeypatch.delenv("STEPSCOPE_FAULTS", raising=False)
     monkeypatch.setattr(listing_module, "quick_stats", broken)
-    assert [row["step_ns"] for row in shown_rows(Site(folder, Access()))] == [None, None]
+    assert [row["step_time_ns"] for row in shown_rows(Site(folder, Access()))] == [None, None]
 
 
 def test_the_cookies_of_two_views_on_one_host_let_a_visitor_into_both(folder: Path) -> None:

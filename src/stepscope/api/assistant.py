@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RunError, RunNotFound, StepscopeError, UsageError
-from stepscope.run_paths import NEWEST, find_run, run_folders
+from stepscope.run_paths import NEWEST, find_run, newest_runs, run_folders
 from stepscope.units import plural
 
 MOST_STEPS, MOST_MINUTES, MOST_RUNS, MOST_COMPARED = 2_000, 10.0, 50, 10
@@ -40,9 +40,9 @@ class Assistant:
 
         if most < 1:
             raise UsageError(f"most={most}: no run would be listed", "most=1 or more")
-        folders = sorted(run_folders(self.runs), reverse=True)
+        folders = run_folders(self.runs)
         lines = []
-        for folder in folders[: max(1, min(most, MOST_RUNS))]:
+        for folder in reversed(newest_runs(folders, min(most, MOST_RUNS))):
             try:
                 lines.append(_line(Run(folder)))
             except StepscopeError as error:

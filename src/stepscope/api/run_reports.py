@@ -213,10 +213,17 @@ def meter(run: str | Path | Run, log: str | Path) -> Run:
     seen. Raises UsageError for a log that is not there, cannot be read or does not belong to the run.
     """
     folder = (run if isinstance(run, RunReader) else RunReader(run)).path
-    if not Path(log).is_file():
-        raise UsageError(f"there is no meter log '{log}'", "give the path of its CSV file")
-    import_csv(folder, Path(log), align_meter_to_run)
+    add_meter_log(folder, Path(log))
     return stepscope.Run(folder)
+
+
+def add_meter_log(run: Path, log: Path) -> tuple[str, int]:
+    """Add the log to the run and return the name of its channel, and how many of its rows were skipped."""
+    if not log.is_file():
+        raise UsageError(f"there is no meter log '{log}'", "give the path of its CSV file")
+    channel = import_csv(run, log, align_meter_to_run)
+    noted = [event for event in RunReader(run).events if event.get("kind") == "meter-imported"]
+    return channel.id, int(noted[-1]["skipped"])
 
 
 def doctor(

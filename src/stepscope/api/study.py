@@ -33,20 +33,28 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def study_progress(enabled: bool) -> Iterator[ProgressCallbacks]:
-    """Yield the progress of a study; drawn at most once a second, since drawing takes time from what is measured."""
+def _bars_on_stderr(last: str = "", **settings: Any) -> Iterator[tuple[Progress, bool]]:
+    """Yield bars, and whether stderr is a terminal, which alone has them; last: behind each bar, default: the time."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    console = Console(stderr=True, highlight=False)
+    live = console.is_terminal
+    behind = TextColumn(last) if last else TimeElapsedColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), behind)
+    with Progress(*columns, console=console, transient=True, disable=not live, **settings) as progress:
+        yield progress, live
+
+
+@contextmanager
+def study_progress(enabled: bool) -> Iterator[ProgressCallbacks]:
+    """Yield the progress of a study; drawn at most once a second, since drawing takes time from what is measured."""
     from stepscope.experiments.engine.engine import ProgressCallbacks
 
     if not enabled:
         yield ProgressCallbacks()
         return
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    live = console.is_terminal
-    with Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not live) as progress:
+    with _bars_on_stderr(auto_refresh=False) as (progress, live):
         task = progress.add_task("", total=None)
 
         def begins(point: Point, place: int, count: int) -> None:
@@ -69,20 +77,14 @@ def sweep_progress(folder: SweepFolder, enabled: bool) -> Iterator[ProgressCallb
     Drawn at most once a second, since drawing takes CPU time from what is measured; what is left is forecast between
     the runs.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     from stepscope.experiments.engine.engine import ProgressCallbacks
     from stepscope.experiments.suite.sweep import time_left_s
 
-    order, ended = folder.order, folder.results()
-    console = Console(stderr=True, highlight=False)
     if not enabled:
         yield ProgressCallbacks()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
-    live = console.is_terminal
-    with Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not live) as progress:
+    order, ended = folder.order, folder.results()
+    with _bars_on_stderr("{task.fields[left]}", auto_refresh=False) as (progress, live):
         task = progress.add_task("", total=len(order), completed=sum(p.id in ended for p in order), left="")
         now = _CurrentRun()
         left_s = time_left_s(order, ended)
@@ -141,18 +143,12 @@ def outcome_label(result: Mapping[str, Any]) -> str:
 @contextmanager
 def fleet_progress(folder: FleetFolder, enabled: bool) -> Iterator[FleetCallbacks]:
     """Yield the progress lines of a fleet's sweep."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     from stepscope.experiments.fleet.scheduling import FleetCallbacks
 
     if not enabled:
         yield FleetCallbacks()
         return
-    console = Console(stderr=True, highlight=False)
-    live = console.is_terminal
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[now]}"))
-    with Progress(*columns, console=console, refresh_per_second=1, transient=True, disable=not live) as progress:
+    with _bars_on_stderr("{task.fields[now]}", refresh_per_second=1) as (progress, live):
         ended = {board: len(sweep.results()) for board, sweep in folder.boards.items()}
         bars = {
             board: progress.add_task(board, total=len(sweep.order), completed=ended[board], now="")

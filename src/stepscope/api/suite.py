@@ -133,7 +133,15 @@ def export(path: str | Path, to: str = "result", out: str | Path | None = None, 
 
 def listed(below: str | Path = "suites") -> dict[str, Any]:
     """The tiers with their workloads, the sweeps in a folder with how far they are, and the stored devices."""
-    return list_contents(Path(below))
+    from stepscope.experiments.engine.sweep_points import workload_tiers
+    from stepscope.experiments.suite.results import reference_names
+
+    by_tier: dict[str, list[str]] = {}
+    with contextlib.suppress(MissingDependency):  # without torch sweeps can still be looked at
+        for name, tiers in workload_tiers().items():
+            for tier in tiers:
+                by_tier.setdefault(tier, []).append(name)
+    return {"tiers": by_tier, "sweeps": list(_sweeps(Path(below))), "reference_devices": reference_names()}
 
 
 def _run_on_fleet(request: SuiteRun, out: Path, progress: bool, says: Callable[[str], None]) -> None:
@@ -278,19 +286,6 @@ def write_export(results: Results, to: str, out: Path, runs: bool) -> Path:
             lines = mlperf_log_lines(results.runs, results.device, results.content["versions"])
             out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return out
-
-
-def list_contents(below: Path) -> dict[str, Any]:
-    """Tiers, sweeps and reference devices."""
-    from stepscope.experiments.engine.sweep_points import workload_tiers
-    from stepscope.experiments.suite.results import reference_names
-
-    by_tier: dict[str, list[str]] = {}
-    with contextlib.suppress(MissingDependency):  # without torch sweeps can still be looked at
-        for name, tiers in workload_tiers().items():
-            for tier in tiers:
-                by_tier.setdefault(tier, []).append(name)
-    return {"tiers": by_tier, "sweeps": list(_sweeps(below)), "reference_devices": reference_names()}
 
 
 def _sweeps(below: Path) -> Iterator[dict[str, Any]]:

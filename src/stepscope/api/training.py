@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import stepscope
 from stepscope import workloads
 from stepscope.analysis.summary import write_summary
 from stepscope.api.requests import RunRequest
-from stepscope.experiments.energy_resolution import MOST, StopWhenEnergyResolved, parse_metering
+from stepscope.experiments.energy_resolution import MOST, parse_metering, stop_when_resolved
 from stepscope.footprint.jobs import write_computed_memory
 from stepscope.record.ceilings import write_ceilings
 from stepscope.record.empty_process import write_empty_process_bytes
@@ -73,6 +72,7 @@ def measure(
     request = RunRequest(
         workload if isinstance(workload, str) else workload.name, batch=batch, steps=steps, threads=threads,
         until_resolved=until_resolved, period=sampling_period_ns(period, period_ms) / 1e9,  # type: ignore[arg-type]
+        optimizer=optimizer, precision=precision, record_memory=memory, ceilings=ceilings,
     )  # fmt: skip
     resolved_workload = workloads.find(workload) if isinstance(workload, str) else workload
     settings = Settings(
@@ -89,34 +89,32 @@ def measure(
     with (
         sensor_root(simulate, settings.root) as chosen,
         torch_threads(threads),
-        _resolution_stop(request.until_resolved, out) as stop,
+        stop_when_resolved(request.until_resolved, Path(out)) as stop,
     ):
         metering = replace(settings.metering, simulated=simulate)
         path, code = train_workload(
             resolved_workload, most, replace(settings, root=chosen.root, metering=metering),
-            TrainingChoices(batch, optimizer, device, seed, lr, precision), stop=stop,
+            TrainingChoices(batch, optimizer, device, seed, lr, precision), stop=stop or (lambda: False),
             progress=progress or (lambda step, loss: None),
         )  # fmt: skip
         chosen.runs.append(RunWriter.attach(path))
     if code == _INTERRUPTED:
         raise KeyboardInterrupt
-    if code == 0 and memory != "off":
-        write_empty_process_bytes(path)
-        write_computed_memory(path, resolved_workload, optimizer, precision)
-    write_ceilings(path, measure=ceilings and code == 0)
+    measure_after_run(path, code == 0, request, resolved_workload, lambda sentence: None)
     run = stepscope.Run(path)
     write_summary(run)
     return run
 
 
-@contextmanager
-def _resolution_stop(share: float | None, out: str | Path) -> Iterator[Callable[[], bool]]:
-    """Yield what is called after each step: is enough of the energy within 10 %?"""
-    if share is None:
-        yield lambda: False
-        return
-    resolved = StopWhenEnergyResolved(Path(out), share)
-    try:
-        yield resolved
-    finally:
-        resolved.close()
+def measure_after_run(
+    path: Path, ended_well: bool, request: RunRequest, workload: Workload | None, says: Callable[[str], object]
+) -> None:
+    """Write into a workload's run what is measured once it has ended: memory of an empty process, device ceilings.
+
+    workload: whose memory is computed too, where none was recorded.
+    """
+    if ended_well and request.record_memory != "off":
+        write_empty_process_bytes(path, says)
+        if workload is not None:
+            write_computed_memory(path, workload, request.optimizer, request.precision or "fp32")
+    write_ceilings(path, says, request.ceilings and ended_well)

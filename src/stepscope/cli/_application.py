@@ -113,7 +113,7 @@ def report_error(error: BaseException, arguments: Sequence[str]) -> int:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):  # Ctrl-C, or no to a question
         return INTERRUPTED
     if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
-        return _print_refusal(_missing(error.name))
+        return _print_refusal(_missing_extra_error(error.name))
     return _print_internal_error(error)
 
 
@@ -196,7 +196,7 @@ def _option_value_hint(arguments: Sequence[str]) -> str:
     return ""
 
 
-def _missing(module: str) -> MissingDependency:
+def _missing_extra_error(module: str) -> MissingDependency:
     """The refusal in place of an ImportError, for the libraries that an extra brings."""
     return MissingDependency(
         f"this needs {module}, which is not installed", f"pip install 'stepscope[{_EXTRAS[module]}]'"

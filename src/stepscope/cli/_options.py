@@ -59,14 +59,14 @@ def _plain_signs(error: UnicodeError) -> tuple[str, int]:
 
 def print_json(answer: Any) -> None:
     """Print an answer as JSON; paths and dates become text, and numbers that are none, or infinite, null."""
-    typer.echo(json_format.dumps(_finite(answer), indent=1, default=str))
+    typer.echo(json_format.dumps(_require_finite(answer), indent=1, default=str))
 
 
-def _finite(answer: Any) -> Any:
+def _require_finite(answer: Any) -> Any:
     if isinstance(answer, dict):
-        return {name: _finite(value) for name, value in answer.items()}
+        return {name: _require_finite(value) for name, value in answer.items()}
     if isinstance(answer, (list, tuple)):
-        return [_finite(value) for value in answer]
+        return [_require_finite(value) for value in answer]
     return None if isinstance(answer, float) and not math.isfinite(answer) else answer
 
 

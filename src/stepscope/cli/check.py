@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.api.requests import CheckRequest
-from stepscope.cli._options import make_command
+from stepscope.cli._options import make_command, print_json
 from stepscope.errors import OutputNotWritable
 
 if TYPE_CHECKING:
@@ -42,10 +42,9 @@ check = make_command(CheckRequest, _check, "check")
 
 def _print_result(result: Check, as_json: bool) -> None:
     if as_json:
-        import json
         from dataclasses import asdict
 
-        typer.echo(json.dumps({"outcome": result.outcome, **asdict(result)}, indent=1, allow_nan=False))
+        print_json({"outcome": result.outcome, **asdict(result)})
         return
     from rich.console import Console
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from stepscope.api.requests import CompareRequest
-from stepscope.cli._options import check_page_options, make_command, print_wide, show_page
+from stepscope.cli._options import check_page_options, make_command, print_json, print_wide, show_page
 from stepscope.errors import UsageError
 from stepscope.run_paths import last_runs
-
-if TYPE_CHECKING:
-    from stepscope.analysis.compare import Comparison
 
 _PAGE = Path("compare.html")
 _JSON_BY = ("module", "kind")
@@ -40,9 +37,11 @@ def _compare(
 
     comparison = compared(request.runs or last_runs(2), request.per, request.attribution)
     if html:
-        _write_page(comparison, request.what or tuple(WHAT), out or _PAGE, open_page)
+        from stepscope.report import compare_page
+
+        show_page(compare_page.write(comparison, out or _PAGE, request.what or tuple(WHAT)), open_page)
     elif as_json:
-        _print_json(comparison, request.by or _JSON_BY, request.what or tuple(WHAT))
+        print_json(comparison.to_dict(request.by or _JSON_BY, request.what or tuple(WHAT)))
     else:
         from stepscope.report.comparison import render
 
@@ -62,16 +61,3 @@ def _refuse_options(options: dict[str, Any], where: str) -> None:
     if names:
         choose = "chooses" if len(names) == 1 else "choose"
         raise UsageError(f"{' and '.join(names)} {choose} parts {where}", f"leave {' and '.join(names)} away")
-
-
-def _print_json(comparison: Comparison, by: tuple[str, ...], whats: tuple[str, ...]) -> None:
-    import json
-
-    typer.echo(json.dumps(comparison.to_dict(by, whats), indent=1, allow_nan=False, default=str))
-
-
-def _write_page(comparison: Comparison, whats: tuple[str, ...], path: Path, open_page: bool) -> None:
-    from stepscope.report import compare_page
-
-    written = compare_page.write(comparison, path, whats)
-    show_page(written, open_page)

@@ -86,7 +86,7 @@ def _print_answer(console: Console, answer: dict[str, Any]) -> None:
     """Three lines: what can be measured here, what would add energy, and the command to begin with."""
     from stepscope.quantities import POWER_SENSORS
 
-    names = list(dict.fromkeys(_what(channel["quantity"]) for channel in answer["channels"]))
+    names = list(dict.fromkeys(_OF_THE_ANSWER.get(channel["quantity"], "") for channel in answer["channels"]))
     torch = answer["torch"]["version"] is not None
     can = [*(["time by layer and operator"] if torch else []), *(name for name in names if name)]
     can = can or ["nothing: there is no /proc and no torch"]
@@ -112,10 +112,6 @@ _OF_THE_ANSWER = {
     "core_idle_time": "CPU utilisation", "temperature": "temperature", "core_frequency": "clocks",
     "frequency": "clocks", "utilisation": "GPU utilisation", "stall_time": "waiting", "run_delay": "waiting",
 }  # fmt: skip
-
-
-def _what(quantity: str) -> str:
-    return _OF_THE_ANSWER.get(quantity, "")
 
 
 def _print_device(console: Console, answer: dict[str, Any]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stepscope.api.requests import ForecastRequest
-from stepscope.cli._options import make_command
+from stepscope.cli._options import make_command, print_json
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ def _forecast(
         from stepscope.api.run_reports import forecast_of
 
         prediction = forecast_of(Run(folder or _measure_run(request)), request)
-    _show(console, prediction)
+    _print_forecast(console, prediction)
     if as_json:
-        _print_json(prediction)
+        print_json(asdict(prediction))
     if code:
         raise typer.Exit(code)
 
@@ -149,7 +150,7 @@ def _print_check(console: Console, forecast: Forecast, took: list[Measured]) -> 
         console.print(f"measured: the forecast of {total.metric} was off by {off:+.2%}, {verdict}")
 
 
-def _show(console: Console, forecast: Forecast) -> None:
+def _print_forecast(console: Console, forecast: Forecast) -> None:
     from stepscope.report.terminal_tables import labelled
     from stepscope.units import plural
 
@@ -174,10 +175,3 @@ def _amount_text(total: Measured) -> str:
     scale, unit = (J_PER_WH, "Wh") if total.unit == "J" and (total.value or 0) >= J_PER_WH else (1.0, total.unit)
     value, low, high = (None if end is None else end / scale for end in (total.value, total.low, total.high))
     return f"{'at least ' if AT_LEAST in (total.note or '') else ''}{estimate(value, low, high, unit)}"
-
-
-def _print_json(forecast: Forecast) -> None:
-    import json
-    from dataclasses import asdict
-
-    typer.echo(json.dumps(asdict(forecast), indent=1))

@@ -19,8 +19,12 @@ def _log(request: LogRequest, as_json: AsJson = False) -> None:
 
     chosen = logger(request.to)
     opened = Run(request.run)
-    options = _tool_options(chosen.log_run, {"carbon_intensity": request.carbon_intensity}, request.to)
-    if "page" in inspect.signature(chosen.log_run).parameters:
+    parameters, options = inspect.signature(chosen.log_run).parameters, dict[str, Any]()
+    if request.carbon_intensity is not None:
+        if "carbon_intensity" not in parameters:
+            raise UsageError(f"--carbon-intensity means nothing to {request.to}", "it belongs to --to codecarbon")
+        options["carbon_intensity"] = request.carbon_intensity
+    if "page" in parameters:
         options["page"] = request.page
     if opened.status == "running":
         typer.echo("the run has not ended: what is on disk now is handed over", err=True)
@@ -32,13 +36,3 @@ def _log(request: LogRequest, as_json: AsJson = False) -> None:
 
 
 log = make_command(LogRequest, _log, "log")
-
-
-def _tool_options(function: Any, settings: dict[str, Any], name: str) -> dict[str, Any]:
-    """The options that were given; UsageError for one that means nothing to this tool."""
-    parameters = inspect.signature(function).parameters
-    options = {key: value for key, value in settings.items() if value is not None}
-    for key in options:
-        if key not in parameters:
-            raise UsageError(f"--{key.replace('_', '-')} means nothing to {name}", "it belongs to --to codecarbon")
-    return options

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepscope.cli._options import check_page_options, show_page, with_privacy_options
-from stepscope.errors import OutputNotWritable
+from stepscope.cli._options import check_page_options, print_json, show_page, with_privacy_options
 from stepscope.fault_isolation import result_or_failed_part
 from stepscope.run_paths import NEWEST
 
@@ -39,7 +38,9 @@ def report(
 
     opened = Run(run, attribution)
     if html:
-        _write_page(opened, out or opened.path / "report.html", open_page)
+        from stepscope.report.html import write
+
+        show_page(write(opened, out or opened.path / "report.html"), open_page)
     elif as_json:
         print_metrics(opened, verbose)
     else:
@@ -69,21 +70,8 @@ def _print_screen(run: Run, verbose: bool) -> None:
     console.file.write(drawn.get())
 
 
-def _write_page(run: Run, path: Path, open_page: bool) -> None:
-    from stepscope.report import html
-
-    try:
-        written = html.write(run, path)
-    except OSError as error:
-        raise OutputNotWritable(
-            f"cannot write '{path}': {error.strerror or error}", "choose a file with --out"
-        ) from error
-    show_page(written, open_page)
-
-
 def print_metrics(run: Run, verbose: bool = False) -> None:
     """Print what is known of a run as JSON; verbose: with each unit of the dependencies, of which there are many."""
-    import json
     from dataclasses import asdict
 
     from stepscope.analysis.first_screen import headline, setting_facts
@@ -115,4 +103,4 @@ def print_metrics(run: Run, verbose: bool = False) -> None:
         "energy_of_ops": energy_facts(run) if run.rails.lines else None,
         "not_measured": [asdict(entry) for entry in run.not_measured()],
     }
-    typer.echo(json.dumps(content, indent=1, allow_nan=False))
+    print_json(content)

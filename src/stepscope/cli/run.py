@@ -31,7 +31,6 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.request import is_function
 
 if TYPE_CHECKING:
-    from stepscope.experiments.energy_resolution import StopWhenEnergyResolved
     from stepscope.experiments.tune.config import Config
     from stepscope.record.settings import Settings
 
@@ -112,7 +111,6 @@ def _run(
             settings = replace(settings, prepare=None if with_ is None else (TO_SCRIPTS, str(with_)))
             path, code = script_run(request, settings)
         else:
-            _set_threads(request.threads)
             path, code = _train_workload(request, settings, quiet or live, config)
         with suppress(OSError, StepscopeError):  # a script may have removed its run
             place.runs.append(RunWriter.attach(path))
@@ -131,13 +129,6 @@ def _run(
 run = with_privacy_options(make_command(RunRequest, _run, "run"))
 
 
-def _set_threads(threads: int | None) -> None:
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-
-
 def _live_view(live: bool, out: Path, of_a_script: bool) -> AbstractContextManager[None]:
     """The live view in a process of its own; beside a script that prints, a line now and then."""
     if not live:
@@ -148,22 +139,11 @@ def _live_view(live: bool, out: Path, of_a_script: bool) -> AbstractContextManag
 
 
 def _finish_workload_run(path: Path, code: int, request: RunRequest, config: Config | None) -> None:
-    from stepscope.record.ceilings import write_ceilings
-    from stepscope.record.empty_process import write_empty_process_bytes
-
-    if code == 0 and request.record_memory != "off":
-        write_empty_process_bytes(path, print_to_stderr)
-        if config is None:
-            _compute_memory(path, request)
-    write_ceilings(path, print_to_stderr, request.ceilings and code == 0)
-    pack_run(path)
-
-
-def _compute_memory(path: Path, request: RunRequest) -> None:
     from stepscope import workloads
-    from stepscope.footprint.jobs import write_computed_memory
+    from stepscope.api.training import measure_after_run
 
-    write_computed_memory(path, workloads.find(request.target), request.optimizer, request.precision or "fp32")
+    measure_after_run(path, code == 0, request, None if config else workloads.find(request.target), print_to_stderr)
+    pack_run(path)
 
 
 def _load_config_or_restart(request: RunRequest) -> Config | None:
@@ -180,9 +160,13 @@ def _load_config_or_restart(request: RunRequest) -> Config | None:
 
 def _train_workload(request: RunRequest, settings: Settings, quiet: bool, config: Config | None) -> tuple[Path, int]:
     from stepscope import workloads
-    from stepscope.experiments.energy_resolution import MOST
+    from stepscope.experiments.energy_resolution import MOST, stop_when_resolved
     from stepscope.record.train import TrainingChoices, train_workload
 
+    if request.threads is not None:
+        import torch
+
+        torch.set_num_threads(request.threads)
     if request.arguments:
         raise UsageError(
             f"a workload takes no arguments of its own: {' '.join(request.arguments)}", "see stepscope run -h"
@@ -196,7 +180,7 @@ def _train_workload(request: RunRequest, settings: Settings, quiet: bool, config
     steps = request.steps or (100 if request.until_resolved is None else MOST)
     with (
         progress_bar(workload.name, steps, quiet) as advance,
-        _resolution_stop(request.until_resolved, Path(settings.out)) as resolved,
+        stop_when_resolved(request.until_resolved, Path(settings.out)) as resolved,
     ):
 
         def shown(step: int, loss: float | None) -> None:
@@ -206,28 +190,14 @@ def _train_workload(request: RunRequest, settings: Settings, quiet: bool, config
             request.batch, request.optimizer, request.device or "cpu", request.seed or 0, request.lr,
             request.precision or "fp32",
         )  # fmt: skip
-        stop = resolved or (lambda: False)
-        with faults_of_training(workload.name):
-            return train_workload(
-                workload, steps, settings, choices, progress=shown, stop=stop,
+        with faults_of_training(request.target):
+            path, code = train_workload(
+                workload, steps, settings, choices, progress=shown, stop=resolved or (lambda: False),
                 evaluates=lambda samples: advance(None, None, f"looking at {samples} test samples"),
             )  # fmt: skip
-
-
-@contextmanager
-def _resolution_stop(share: float | None, out: Path) -> Iterator[StopWhenEnergyResolved | None]:
-    """What ends the training once so much of its energy is within 10 %; afterwards it is said how it ended."""
-    if share is None:
-        yield None
-        return
-    from stepscope.experiments.energy_resolution import StopWhenEnergyResolved
-
-    resolved = StopWhenEnergyResolved(out, share)
-    try:
-        yield resolved
-    finally:
-        resolved.close()
-    print_to_stderr(resolved.sentence)
+    if resolved is not None:
+        print_to_stderr(resolved.sentence)
+    return path, code
 
 
 @contextmanager
@@ -242,14 +212,17 @@ def faults_of_training(name: str) -> Iterator[None]:
 
         frames = traceback.extract_tb(error.__traceback__)
         foreign = [number for number, frame in enumerate(frames) if is_foreign(frame.filename)]
-        ours = [number for number, frame in enumerate(frames) if frame.filename.startswith(_PACKAGE)]
-        innermost = max([*foreign, *ours])
-        if innermost not in foreign and not frames[innermost].filename.startswith(f"{_PACKAGE}/workloads/"):
+        packaged = [
+            number for number, frame in enumerate(frames) if frame.filename.startswith(f"{_PACKAGE}/workloads/")
+        ]
+        innermost, last = max([*foreign, *packaged], default=None), len(frames) - 1
+        # Our hooks lie between a layer and torch; they raise nothing of their own into a training.
+        if innermost is None or (innermost < last and frames[last].filename.startswith(_PACKAGE)):
             raise
         print_to_stderr("Traceback (most recent call last):")
         print_to_stderr("".join(traceback.format_list(frames[min(foreign, default=innermost) :])).rstrip())
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        hint = "mend its file" if foreign else "another --batch, --optimizer or --device may do"
+        hint = "mend its file" if foreign or ":" in name else "another --batch, --optimizer or --device may do"
         raise StepscopeError(f"the training of '{name}' failed: {text}", hint) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +32,7 @@ _COLUMNS = {
     **{"id": "run", "status": "status", "workload": "workload", "batch_size": "batch", "board": "board"},
     **{"steps": "steps", "step_time_ns": "step", "energy_per_step_j": "energy", "tags": "tags"},
 }
-_WIDE, _WIDE_FROM = ("workload", "board"), 120
+_FIRST_TO_GO = ("board", "workload", "batch_size", "steps", "energy_per_step_j", "status")  # on a narrow terminal
 
 
 def runs() -> None:
@@ -49,7 +50,7 @@ def _list(
     from stepscope.store import Choice, listed
 
     choice = Choice(request.workload, request.board, request.status, request.tag, request.since, request.where)
-    frame = listed(_open(request.store, request.timeout), choice)
+    frame = listed(_open_store(request.store, request.timeout), choice)
     if as_json:
         typer.echo(frame.head(request.most).write_json())
         if len(frame) > request.most:
@@ -69,7 +70,7 @@ def show(
 
     from stepscope.store import find
 
-    _, manifest = find(_open(store, timeout), run)
+    _, manifest = find(_open_store(store, timeout), run)
     print_json({**asdict(manifest), "digest": manifest.digest, "folder": manifest.folder})
 
 
@@ -86,7 +87,7 @@ def tag(
         raise UsageError("no tag was given", "--add baseline, or --drop baseline")
     from stepscope.store import tag as tagged
 
-    tags_by_run = tagged(_open(store, timeout), names, add or (), drop or ())
+    tags_by_run = tagged(_open_store(store, timeout), names, add or (), drop or ())
     if as_json:
         print_json([{"id": run_id, "tags": list(tags)} for run_id, tags in tags_by_run.items()])
         return
@@ -103,10 +104,17 @@ def rm(
 ) -> None:
     """Remove runs from a store for good."""
     from stepscope.store import remove
+    from stepscope.units import plural
 
-    opened = _open(store, timeout)
-    if not yes:
-        typer.confirm(f"remove {len(names)} run(s) from {opened.address} for good?", abort=True, err=as_json)
+    opened = _open_store(store, timeout)
+    question = f"remove {plural(len(names), 'run')} from {opened.address} for good?"
+    try:
+        if not yes and not typer.confirm(question, err=as_json):
+            raise typer.Abort
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise UsageError("nothing was removed: it asks first, and nobody answered", "add --yes") from None
     removed_runs = list(remove(opened, names))
     if as_json:
         print_json({"removed": removed_runs})
@@ -128,7 +136,9 @@ def push(
 
     pushed_runs: list[Pushed] = []
     try:
-        pushed(_open(store, timeout), _folders(folders), tag or (), pushed_runs.append if as_json else _print_pushed)
+        pushed(
+            _open_store(store, timeout), _folders(folders), tag or (), pushed_runs.append if as_json else _print_pushed
+        )
     finally:  # also where some were refused
         if as_json:
             print_json([vars(run) for run in pushed_runs])
@@ -148,7 +158,7 @@ def pull(
     paths: list[Path] = []
     most_bytes = round(parse_amount("--max-size", max_size, "B"))
     try:
-        pulled(_open(store, timeout), names, out, most_bytes, paths.append if as_json else typer.echo)
+        pulled(_open_store(store, timeout), names, out, most_bytes, paths.append if as_json else typer.echo)
     finally:  # also where a later one was refused
         if as_json:
             print_json({"written": paths})
@@ -165,7 +175,7 @@ def verify(
     from stepscope.store import verify as verified
     from stepscope.units import bytes_, plural
 
-    checks = verified(_open(store, timeout), names or None, None if as_json else _print_verified)
+    checks = verified(_open_store(store, timeout), names or None, None if as_json else _print_verified)
     damaged = [run.id for run in checks if run.wrong]
     files, read = sum(run.files for run in checks), sum(run.bytes for run in checks)
     if as_json:
@@ -192,7 +202,7 @@ def gc(
     from stepscope.store import collect
     from stepscope.units import bytes_, plural
 
-    garbage = collect(_open(store, timeout), older_than * 3600, dry_run)
+    garbage = collect(_open_store(store, timeout), older_than * 3600, dry_run)
     if as_json:
         print_json({**vars(garbage), "dry_run": dry_run})
         return
@@ -215,7 +225,7 @@ SUBCOMMANDS = {
 }
 
 
-def _open(store: str | None, timeout_s: float) -> Store:
+def _open_store(store: str | None, timeout_s: float) -> Store:
     address = store or os.environ.get(ENVIRONMENT)
     if not address:
         raise UsageError("no store was given", f"--store FOLDER or s3://bucket/runs, or set {ENVIRONMENT}")
@@ -258,14 +268,9 @@ def _print_verified(run: Verified) -> None:
 def _table(frame: pl.DataFrame, most: int) -> None:
     from rich.console import Console
 
-    from stepscope.report.table import Table, number_column, terminal_table, text_column
+    from stepscope.report.table import FittedTable, Table, number_column, text_column
     from stepscope.units import duration, plural, si
 
-    console = Console(highlight=False)
-    # On a narrow terminal what a run's name tells, or --json, gives way: a name that is broken cannot be copied.
-    visible_columns = {
-        name: title for name, title in _COLUMNS.items() if name not in _WIDE or console.width >= _WIDE_FROM
-    }
     forms: dict[str, Any] = {
         "step_time_ns": duration,
         "energy_per_step_j": lambda joules: si(joules, "J"),
@@ -273,12 +278,16 @@ def _table(frame: pl.DataFrame, most: int) -> None:
     }
     columns = [
         (number_column if name in ("batch_size", "steps") else text_column)(
-            title, name, forms.get(name, str), missing="-", fold=name == "tags"
+            title, name, forms.get(name, str), missing="-"
         )
-        for name, title in visible_columns.items()
+        for name, title in _COLUMNS.items()
     ]
     table = Table.from_rows("runs", columns, frame.head(most).iter_rows(named=True))
-    console.print(terminal_table(table, "bold list", pad_edge=True))
+    # A name or a number that is broken cannot be used: columns go, and --json has them.
+    removals = [_FIRST_TO_GO[:count] for count in range(len(_FIRST_TO_GO) + 1)]
+    choices = [[name for name in list(_COLUMNS)[1:] if name not in removed] for removed in removals]
+    longest = max((len(row[0].text) for row in table.rows), default=0)
+    Console(highlight=False).print(FittedTable(table, choices, names=longest))
     more, simulated = len(frame) - most, len(frame) - frame["simulated"].null_count()
     if simulated:
         typer.echo(f"{plural(simulated, 'run')} with SIMULATED sensors: --json names the boards")

@@ -51,10 +51,10 @@ def _run(
         sys.stderr.write(f"interrupted{end}; go on with: stepscope suite run{on} --resume --out {folder}\n")
         raise
     if json or not quiet:
-        _show(SuiteShowRequest(folder), json)
+        _show_sweep(SuiteShowRequest(folder), json)
 
 
-def _show(
+def _show_sweep(
     request: SuiteShowRequest,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     html: Annotated[bool, typer.Option("--html", help="Write one self-contained page instead.")] = False,
@@ -93,9 +93,9 @@ def _list(
     """Print the tiers, the sweeps and the devices."""
     from rich.console import Console
 
-    from stepscope.api.suite import list_contents
+    from stepscope.api.suite import listed
 
-    contents = list_contents(request.below)
+    contents = listed(request.below)
     if json:
         print_json(contents)
     else:
@@ -104,7 +104,7 @@ def _list(
 
 SUBCOMMANDS = {
     "run": with_privacy_options(make_command(SuiteRun, _run, "run")),
-    "show": make_command(SuiteShowRequest, _show, "show"),
+    "show": make_command(SuiteShowRequest, _show_sweep, "show"),
     "export": with_privacy_options(make_command(SuiteExportRequest, _export, "export")),
     "list": make_command(SuiteListRequest, _list, "list"),
 }
@@ -163,7 +163,7 @@ def _sweep_text(sweep: dict[str, Any]) -> str:
 
 def print_fleet_results(path: Path, against: str | None, models: bool, json: bool, html: bool) -> None:
     """The table of all boards; pages, scores and the table of models are of one board."""
-    from rich.console import Console
+    from rich.text import Text
 
     from stepscope.experiments.fleet.scheduling import FleetFolder, fleet_results
     from stepscope.report.suite_report import results_table, setting_notes
@@ -178,8 +178,6 @@ def print_fleet_results(path: Path, against: str | None, models: bool, json: boo
     if json:
         print_json({"boards": list(folder.boards), "settings": frame.to_dicts()})
         return
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-    console.print(f"{path.name}: {len(folder.boards)} boards", results_table(frame), sep="\n")
-    for board in folder.boards:
-        for line in setting_notes(frame.filter(board=board)):
-            console.print(f"- {board}: {line}", style="dim", markup=False)
+    notes = [f"- {board}: {line}" for board in folder.boards for line in setting_notes(frame.filter(board=board))]
+    heading = Text(f"{path.name}: {len(folder.boards)} boards")
+    print_wide(heading, results_table(frame), *(Text(note, style="dim") for note in notes), width=_PAGE)

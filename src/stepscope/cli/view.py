@@ -28,13 +28,9 @@ def view(
     otherwise; a token is needed then, and is part of the address that is printed. Traffic is not encrypted: between
     machines, `ssh -L 8321:localhost:8321 board` is safer than --host. Ctrl-C ends it.
     """
-    import secrets
+    from stepscope.api.run_reports import view as make_server
 
-    from stepscope.report.view.access import is_loopback
-    from stepscope.report.view.server import make_server
-
-    needed = token if token is not None or is_loopback(host) else secrets.token_urlsafe(24)
-    server = make_server(folder, host, port, needed)
+    server = make_server(folder, host=host, port=port, token=token)
     address = server.address_of("over-time") if over_time else server.address
     typer.echo(f"{folder} is shown at {address} (Ctrl-C ends this)")
     if open_page:

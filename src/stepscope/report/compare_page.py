@@ -88,7 +88,7 @@ def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[PageSecti
                 yield PageSection(anchor, f"{of}{capitalize_first(what)}", section)
             elif what != "kernels":
                 yield PageSection(anchor, f"{of}{capitalize_first(what)}", Section("; ".join(reasons), ()))
-    yield PageSection("sides", "Runs", _sides(comparison))
+    yield PageSection("sides", "Runs", _sides_section(comparison))
 
 
 def _layer_tables(comparison: Comparison, setting: int) -> Iterator[Table]:
@@ -109,7 +109,7 @@ def _overview(comparison: Comparison) -> Section:
     if mean is not None:
         return Section(lede, (marks, mean, *_notes(comparison)))
     rows = list(quantity_rows(comparison))
-    drawn = _points(rows)
+    drawn = _ratio_points(rows)
     if len(drawn):
         caption = "Ratio of each number to that of A with its 95 % CI; the line at 1 is no difference."
         parts.append(Figure(lambda width: build_ratios(drawn, width), caption))
@@ -120,7 +120,7 @@ def _notes(comparison: Comparison) -> list[Part]:
     return [Items(tuple((note, "") for note in comparison.notes), "What to know")] if comparison.notes else []
 
 
-def _points(rows: list[QuantityRow]) -> pl.DataFrame:
+def _ratio_points(rows: list[QuantityRow]) -> pl.DataFrame:
     """Ratios as the chart takes them."""
     ratios = [row for row in rows if row.numbers["ratio"] is not None and row.numbers["side"] > 0]
     points = [
@@ -196,7 +196,7 @@ def _parts_table(why: Explanation, other: int) -> Table:
     return part_table(why, other, rows, caption)
 
 
-def _sides(comparison: Comparison) -> Section:
+def _sides_section(comparison: Comparison) -> Section:
     parts: list[Part] = []
     for side, group in enumerate(comparison.run_groups):
         rows = [("Runs", ", ".join(run.id for run in group.runs))]

@@ -180,7 +180,7 @@ def render(
     `verbose`: every side's interval, and the parts of every difference. by: groupings of the parts; default: layers,
     and operators if verbose. top: parts listed; default: 4, or 8 if verbose.
     """
-    parts: list[RenderableType] = [_sides(comparison), Text("")]
+    parts: list[RenderableType] = [_sides_table(comparison), Text("")]
     for index, setting in enumerate(comparison.settings):
         if setting.label:
             parts.append(Text(setting.label, style="bold"))
@@ -209,7 +209,7 @@ _PARTS, _PARTS_VERBOSE = 4, 8
 _PROGRAM_ROWS = 20
 
 
-def _sides(comparison: Comparison) -> RenderableType:
+def _sides_table(comparison: Comparison) -> RenderableType:
     table = Grid.grid(padding=(0, 2, 0, 0))
     rows = side_legend(comparison)
     for mark, name, about in rows:
@@ -386,7 +386,7 @@ def _differs_by_model(comparison: Comparison, why: Explanation, other: int) -> b
         return False
     if why.what == "time" and (why.low is None or why.high is None):  # of too few steps; bytes are counted, without one
         return False
-    return why.what not in ("time", "kernels") or not comparison.by_the_machine(other)
+    return why.what not in ("time", "kernels") or not comparison.why_no_layer(other)
 
 
 def _part_table(title: str, why: Explanation, other: int, top: int) -> Iterator[RenderableType]:
@@ -475,11 +475,11 @@ def render_check(check: Check) -> RenderableType:
 
 def markdown(check: Check) -> str:
     """Return the outcome as a Markdown section; names are escaped."""
-    lines = [f"### Stepscope: {check.outcome}", "", _escaped(_checked_sides(check)), ""]
+    lines = [f"### Stepscope: {check.outcome}", "", _escape_markup(_checked_sides(check)), ""]
     lines += [
-        *table_markdown(_check_table(check), _escaped),
+        *table_markdown(_check_table(check), _escape_markup),
         "",
-        *(f"- {_escaped(line)}" for line in outcome_reasons(check)),
+        *(f"- {_escape_markup(line)}" for line in outcome_reasons(check)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -532,5 +532,5 @@ def _growth_percent(ratio: float | None) -> str:
     return f"{'+' if ratio >= 1 else ''}{percent(ratio - 1)}"
 
 
-def _escaped(text: str) -> str:
+def _escape_markup(text: str) -> str:
     return text.replace("\n", " ").translate(_SPECIAL)

@@ -32,7 +32,7 @@ from stepscope.errors import StepscopeError
 from stepscope.fault_isolation import FailedPart, result_or_failed_part
 from stepscope.quantities import simulated_badge
 from stepscope.report.table import Column, FittedTable, Table, labels, number_column, text_column, whole_percent
-from stepscope.report.terminal_report import rank_sentences
+from stepscope.report.terminal_report import STATUS_STYLES, rank_sentences, relative_path
 from stepscope.report.terminal_tables import short_source
 from stepscope.run_paths import NEWEST, RUNS, find_run
 from stepscope.units import (
@@ -56,7 +56,6 @@ _ROOM = ((3, 2), (2, 2), (2, 1), (1, 1))  # cautions and what to do next, the mo
 _NAME = 18  # characters of a name for which columns give way
 _SMALL = 0.005  # of the step: phases below it are no line of the answer
 _NOTABLE_OVERHEAD = 0.05  # of the run
-_STATUS_STYLES = {"ok": "green", "running": "cyan"}
 _PHASE_STYLES = {"data": "yellow", "forward": "blue", "backward": "red", "optimizer": "green"}
 _PER = {"step_time": "/step", "energy_per_step": "/step"}
 
@@ -99,7 +98,7 @@ def _part_or_failure(name: str, make: Callable[[], list[RenderableType]]) -> lis
 def _heading(run: Run) -> list[RenderableType]:
     """Return the setting of the run, and on the right its name and how it ended; below it why, where it went wrong."""
     right = Text.assemble(
-        (f"{run.id.rpartition('-')[2]}  ", "dim"), (run.status, _STATUS_STYLES.get(run.status, "bold red"))
+        (f"{run.id.rpartition('-')[2]}  ", "dim"), (run.status, STATUS_STYLES.get(run.status, "bold red"))
     )
     line = Grid.grid(expand=True, padding=(0, 1, 0, 0))
     line.add_column(ratio=1)
@@ -171,7 +170,7 @@ class _WrappedPhrases:
                 lines[-1] = Text.assemble(lines[-1], self.gap, phrase)
             else:
                 lines.append(phrase)
-        yield Text("\n").join(lines)
+        yield Text("\n", overflow="fold").join(lines)  # a path that is wider than the terminal stays whole
 
 
 def _answer(run: Run, most: int) -> list[RenderableType]:
@@ -232,7 +231,7 @@ def advice_sentences(run: Run) -> list[str]:
         tune = changes.sentence if changes.tables else f"{changes.command} tries {names}, and measures each"
         parts = [line for line in parts if "stepscope tune" not in line]
         first = bool(verdict.causes) and verdict.causes[0].bound not in {*SYSTEM, "input"}
-        parts.insert(0 if first else len(parts[:1]), tune)
+        parts.insert(0 if first and not "".join(parts[:1]).startswith("first ") else len(parts[:1]), tune)
     if changes.gain:
         parts.insert(1, changes.gain)
     return [line if _is_code(line.partition(" ")[0]) else capitalize_first(line) for line in parts]
@@ -341,10 +340,9 @@ class _Names:
 def _footer(run: Run) -> list[RenderableType]:
     """Return the line that says where the other tables are."""
     page, name = run.path / "report.html", _run_argument(run.path)
-    there = f"page: {_relative_path(page)}" if page.exists() else "or --html for the page"
+    there = f"page: {relative_path(page)}" if page.exists() else "or --html for the page"
     phrases = (f"stepscope report {name}-v", there)
-    parts = tuple(Text(phrase, overflow="fold") for phrase in phrases)
-    return [_labelled("MORE", _WrappedPhrases(parts), style="dim")]
+    return [_labelled("MORE", _WrappedPhrases(tuple(map(Text, phrases))), style="dim")]
 
 
 def _run_argument(path: Path) -> str:
@@ -355,16 +353,8 @@ def _run_argument(path: Path) -> str:
         newest = None
     if newest == path.resolve():
         return ""
-    inside = _relative_path(path)
+    inside = relative_path(path)
     return f"{inside.name if inside.parent == RUNS else inside} "
-
-
-def _relative_path(path: Path) -> Path:
-    """The path from here, where it lies below."""
-    try:
-        return path.relative_to(Path.cwd())
-    except (ValueError, OSError):  # elsewhere, or the working directory is gone
-        return path
 
 
 _GLUE = "\ue000"  # takes the place of a space at which no line is broken

@@ -50,12 +50,15 @@ class PageSection:
     section: Section
 
 
+_WRITABLE = "choose a file in a folder that exists and that you can write"
 _BACKTICKS = re.compile(r"`([^`\n]+)`")
 _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*)")
 
 
 def write(run: Run, path: str | Path) -> Path:
     """Write the page of a run to a file and return its path."""
+    if not Path(path).absolute().parent.is_dir():  # drawing takes seconds
+        raise OutputNotWritable(f"cannot write the page to '{path}': there is no such folder", _WRITABLE)
     return write_text(path, render(run))
 
 
@@ -69,8 +72,7 @@ def write_text(path: str | Path, content: str) -> Path:
         else:
             target.write_text(content, encoding="utf-8", newline="\n")
     except OSError as error:
-        hint = "choose a file in a folder that exists and that you can write"
-        raise OutputNotWritable(f"cannot write the page to '{target}': {error.strerror or error}", hint) from error
+        raise OutputNotWritable(f"cannot write the page to '{target}': {error.strerror or error}", _WRITABLE) from error
     return target
 
 
@@ -83,8 +85,12 @@ def render(run: Run) -> str:
     badge = simulated_badge(run.simulated)
     entries = _page_sections(run, registry.modules)
     return render_page(
-        _page_title(run), subtitle_facts(run), failed_run_alert(run), entries, registry.warnings, badge, _TIMES
+        page_name(_title(run)), subtitle_facts(run), failed_run_alert(run), entries, registry.warnings, badge, _TIMES
     )
+
+
+def _title(run: Run) -> str:
+    return str(workload_facts(run).get("name") or run.id)
 
 
 def render_page(
@@ -180,10 +186,6 @@ def _section_or_fault(module: ModuleType, run: Run) -> Section:
     return Section("", (Note(f"{built.sentence('this section')}."),)) if isinstance(built, FailedPart) else built
 
 
-def _page_title(run: Run) -> str:
-    return page_name(str(workload_facts(run).get("name") or run.id))
-
-
 def subtitle_facts(run: Run) -> list[str]:
     """The line below the title: what was trained, on what, and which run it is."""
     return [*setting_facts(run)[1:], run.id]
@@ -241,7 +243,7 @@ def run_html(run: Run) -> str | None:
     from stepscope.report.sections import overview
 
     return _notebook_page(
-        title=str(workload_facts(run).get("name") or run.id),
+        title=_title(run),
         about=subtitle_facts(run),
         alerts=[*filter(None, (simulated_badge(run.simulated), failed_run_alert(run)))],
         sentences=[without_long_words(run.verdict().sentence)],

@@ -231,7 +231,7 @@ def trade_off(runs: Sequence[Run]) -> Drawn:
     rows = [
         {
             "run": label,
-            **_point_with_interval("x", rows["step_time"], _to_ms(rows["step_time"].unit)),
+            **_point_with_interval("x", rows["step_time"], {"ns": 1e-6, "s": 1e3}[rows["step_time"].unit]),
             **_point_with_interval("y", rows[other], scale),
         }
         for label, rows in zip(distinct_run_labels(runs), headlines, strict=True)
@@ -240,10 +240,6 @@ def trade_off(runs: Sequence[Run]) -> Drawn:
     return lambda width: chart.build_trade_off(
         _frame_with_bounds(rows), "step time, ms", f"{title}{marked}", width
     ), caption
-
-
-def _to_ms(unit: str) -> float:
-    return {"ns": 1e-6, "s": 1e3}[unit]
 
 
 def _point_with_interval(name: str, row: Any, scale: float) -> dict[str, float | None]:

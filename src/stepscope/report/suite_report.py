@@ -44,17 +44,13 @@ def results_table(table: pl.DataFrame, caption: str = "") -> Table:
         Column(
             "Status",
             False,
-            of=lambda row: Cell(row["status"], row["status"], style=_status_style(row["status"])),
+            of=lambda row: Cell(row["status"], row["status"], style=_COLOURS.get(row["status"], "yellow")),
             fold=True,
         ),
         text_column("Data", "data", missing=NOT_MEASURED),
     ]
     named = 2 + bool(several) + ("board" in table.columns)
     return Table.from_rows("results", columns, table.iter_rows(named=True), caption, first_rows=40, named=named)
-
-
-def _status_style(status: str) -> str:
-    return _COLOURS.get(status, "yellow")
 
 
 def _column_with_interval(column: tuple[str, str, Any]) -> Column:

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.constrain import Constrain
 from rich.text import Text
 
-from stepscope.analysis.first_screen import workload_facts
+from stepscope.analysis.first_screen import setting_facts, workload_facts
 from stepscope.analysis.memory.events import Peak
 from stepscope.analysis.memory.headroom import training_peak
 from stepscope.analysis.run import Run
@@ -57,9 +57,9 @@ from stepscope.report.terminal_tables import (
     utilisation_lines,
 )
 from stepscope.runfolder import AUTOGRAD_NODE
-from stepscope.units import bytes_, category_label, duration, estimate, number, percent, plural, row_label, si
+from stepscope.units import bytes_, category_label, duration, estimate, number, percent, row_label, si
 
-_STATUS_STYLES = {"ok": "green", "running": "cyan"}
+STATUS_STYLES = {"ok": "green", "running": "cyan"}
 
 
 def render(run: Run) -> RenderableType:
@@ -67,7 +67,7 @@ def render(run: Run) -> RenderableType:
     parts: dict[str, Callable[[], list[RenderableType]]] = {
         "the setting": lambda: [*_heading(run)],
         "the bottleneck": lambda: [*_verdict(run)],
-        "what to change": lambda: [*_change(run)],
+        "what to change": lambda: [*_tune_findings(run)],
         "the sensor log": lambda: [*_sensor_log(run)],
         "speed": lambda: [*speed_lines(run.metrics(), run.meta)],
         "phases": lambda: [*phase_table(run.phases(), are_steps_whole(run))],
@@ -97,40 +97,30 @@ def render(run: Run) -> RenderableType:
         else:
             renderables += part
     renderables += [Text(why.sentence(*names), style="red") for why, names in missed.items()]
-    return Group(*renderables, Text(_run_path(run), style="dim", overflow="fold"))
+    return Group(*renderables, Text(str(relative_path(run.path)), style="dim", overflow="fold"))
 
 
-def _run_path(run: Run) -> str:
-    """The run's folder as it would be typed here."""
+def relative_path(path: Path) -> Path:
+    """Return a path from here, where it lies below."""
     try:
-        return str(run.path.relative_to(Path.cwd()))
+        return path.relative_to(Path.cwd())
     except (ValueError, OSError):  # elsewhere, or the working directory is gone
-        return str(run.path)
+        return path
 
 
 def _heading(run: Run) -> list[RenderableType]:
     """Return the setting of the run, and how it ended."""
-    title = Text.assemble((run.id, "bold"), "  ", (run.status, _STATUS_STYLES.get(run.status, "red")))
+    title = Text.assemble((run.id, "bold"), "  ", (run.status, STATUS_STYLES.get(run.status, "red")))
     reason = run.meta.get("reason")
     if reason:
         title.append(f": {reason}", style="red")
     if run.simulated is not None:
         title.append(f"  {simulated_badge(run.simulated)}", style="bold yellow")
-    workload = workload_facts(run)
-    batch, threads = workload.get("batch_size"), run.meta.get("threads")
-    facts = [
-        workload.get("name"),
-        f"batch {batch}" if batch else None,
-        *(workload.get(key) for key in ("optimizer", "precision", "device")),
-        plural(threads, "thread") if threads else None,
-        _data_text(workload.get("data") or {}),
-    ]
-    return [title, Text(" · ".join(str(fact) for fact in facts if fact), style="dim")]
-
-
-def _data_text(data: dict[str, Any]) -> str | None:
+    data = workload_facts(run).get("data") or {}
     kind = f" ({data['kind']})" if data.get("kind") else ""
-    return f"data {data['name']}{kind}" if data.get("name") else None
+    facts = [fact for fact in setting_facts(run) if not run.id.startswith(fact.replace("-", ""))]  # the day is above
+    facts += [f"data {data['name']}{kind}"] if data.get("name") else []
+    return [title, Text(" · ".join(facts), style="dim")]
 
 
 def _verdict(run: Run) -> list[RenderableType]:
@@ -145,7 +135,7 @@ def _sensor_log(run: Run) -> list[RenderableType]:
     return [SplitTable(log_view(table), table.title.lower(), "report"), Text(table.note, style="dim"), Text("")]
 
 
-def _change(run: Run) -> list[RenderableType]:
+def _tune_findings(run: Run) -> list[RenderableType]:
     """Return what `stepscope tune` found of this training; nothing where it was not run."""
     changes = what_to_change(run)
     sentences = [changes.sentence] if changes.tables else []

@@ -62,7 +62,7 @@ def phase_table(phases: pl.DataFrame, whole: bool = True) -> list[RenderableType
     ]
     table = Table.from_rows("phases", columns, phases.iter_rows(named=True))
     others = [column.key or column.title for column in columns[1:-2]]
-    choices = [(*others, columns[-2].key), (*others, columns[-1].key)]
+    choices = [(*others, columns[-2].key), (*others, columns[-1].key), others]
     return [Text(""), Constrain(FittedTable(table, choices, heading, len(row_label(FRAMEWORK_OVERHEAD))), WIDTH)]
 
 
@@ -303,7 +303,8 @@ def _training_peak_lines(peak: ResidentPeak | None) -> list[str]:
         return []
     alone = f"the training alone peaks at [{bytes_(peak.low)}, {bytes_(peak.high)}]"
     spread = " and it scatters the heap" if peak.low < peak.high - peak.held else ""
-    recorder_lines = [f"up to {bytes_(peak.held)} of it is the profiler's{spread}: {alone}"] if peak.held else []
+    differs = bytes_(peak.low) != bytes_(peak.high)
+    recorder_lines = [f"up to {bytes_(peak.held)} of it is the profiler's{spread}: {alone}"] if differs else []
     return [*recorder_lines, f"{size_verdicts_text(peak)} of free memory"]
 
 
@@ -338,8 +339,8 @@ def not_measured_lines(entries: list[NotMeasured]) -> list[RenderableType]:
         return []
     alike: dict[tuple[str, str | None], list[str]] = {}
     for entry in entries:
-        alike.setdefault((entry.why, entry.remedy), []).append(entry.what)
-    every = Text(", ".join(dict.fromkeys(entry.what for entry in entries)), style="bold")
+        alike.setdefault((entry.why, entry.remedy), []).append(entry.what.replace("_", " "))
+    every = Text(", ".join(dict.fromkeys(name for names in alike.values() for name in names)), style="bold")
     lines = [every] if len(alike) > _FEW_MISSING else []
     for (why, remedy), names in list(alike.items())[:_MOST_MISSING]:
         lines.append(Text.assemble((", ".join(names), "bold"), f": {why}{f' -> {remedy}' if remedy else ''}"))

@@ -7,11 +7,8 @@ Measured, simulated and estimated energy have columns of their own.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
-import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -20,10 +17,10 @@ from typing import Any
 
 import polars as pl
 
-from stepscope import __version__
+from stepscope.analysis.run_lists import facts_of_files, file_states, read_cached_rows, write_cached_rows
 from stepscope.analysis.time.steps import quick_stats
 from stepscope.errors import RunError, RunNotFound, StoreError, UsageError
-from stepscope.files import atomic_write, read_json_object, user_cache
+from stepscope.files import read_json_object
 from stepscope.privacy import withheld_kinds
 from stepscope.run_paths import run_folders
 from stepscope.runfolder import RunReader
@@ -48,26 +45,12 @@ FACTS: dict[str, Any] = {
     **{"simulated_energy_per_step_j": pl.Float64, "estimated_energy_per_step_j": pl.Float64},
     **{"peak_memory_bytes": pl.Float64, "verdict": pl.String},
 }
-_METRICS = {
-    "step_time": "step_time_ns",
-    "throughput": "throughput_per_s",
-    "energy_per_step": "energy_per_step_j",
-    "simulated_energy_per_step": "simulated_energy_per_step_j",
-    "estimated_energy_per_step": "estimated_energy_per_step_j",
-    "peak_memory": "peak_memory_bytes",
-}
 _NO_BOARD = "other_machine"  # of a machine that no board file describes
-_WHOLE = ("run", "process", "processes", "total", "device")
 _MOST_BYTES = 64 << 20
 
 
-def run_facts(run: RunReader) -> dict[str, Fact]:
-    """A fact a column of `FACTS`."""
-    return facts_of_runs([run])[0]
-
-
 def facts_of_runs(runs: Sequence[RunReader]) -> list[dict[str, Fact]]:
-    """Return the facts of many runs, whose steps are read together."""
+    """Return a fact a column of `FACTS` for each of many runs, whose steps are read together."""
     facts = [_file_facts(run) for run in runs]
     without = {run.path: run.warmup_steps for run, entry in zip(runs, facts, strict=True) if entry["steps"] is None}
     stats_of = quick_stats(without)
@@ -79,59 +62,17 @@ def facts_of_runs(runs: Sequence[RunReader]) -> list[dict[str, Fact]]:
 
 def _file_facts(run: RunReader) -> dict[str, Fact]:
     """Return the content of the JSON files."""
-    meta, summary = run.meta, _read_json(run.path / "summary.json")
-    workload, versions = _dict_or_empty(meta.get("workload")), _dict_or_empty(meta.get("versions"))
-    verdict, board = _dict_or_empty(summary.get("verdict")), _dict_or_empty(summary.get("board"))
-    clock = _dict_or_empty(meta.get("clock"))
-    started_ns = _number(clock.get("unix_ns"))
-    return {
-        "status": run.status,
-        **{name: _text(workload.get(stated)) for name, stated in (("workload", "name"), ("optimizer", "optimizer"))},
-        "precision": _text(workload.get("precision")),
-        "batch_size": _int_or_none(workload.get("batch_size")),
-        "board": None if board.get("name") == _NO_BOARD else _text(board.get("title")),
-        "simulated": _text(meta.get("simulated")),
-        "imported": _text(_dict_or_empty(meta.get("imported")).get("kind")),
-        **{name: _text(versions.get(name)) for name in ("stepscope", "torch")},
-        "started_s": None if started_ns is None else started_ns / 1e9,
-        "steps": _int_or_none(summary.get("steps")),
-        "verdict": _text(verdict.get("sentence")),
-        **_metrics(summary),
-    }
-
-
-def _metrics(summary: dict[str, Any]) -> dict[str, Fact]:
-    values: dict[str, Fact] = dict.fromkeys(_METRICS.values())
-    rows = summary.get("metrics")
-    for row in rows if isinstance(rows, list) else ():
-        about = _dict_or_empty(row)
-        name = _METRICS.get(str(about.get("metric")))
-        if name is not None and about.get("scope") in _WHOLE and values[name] is None:
-            values[name] = _number(about.get("value"))
-    return values
+    summary = _read_json(run.path / "summary.json")
+    facts, board = {"status": run.status, **facts_of_files(run.meta, summary)}, summary.get("board")
+    if isinstance(board, dict) and board.get("name") == _NO_BOARD:
+        facts["board"] = None
+    return {name: fact[:500] if isinstance(fact := facts[name], str) else fact for name in FACTS}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         return read_json_object(path) if path.stat().st_size <= _MOST_BYTES else {}
     return {}
-
-
-def _dict_or_empty(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)[:500]
-
-
-def _number(value: object) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number and isinstance(value, (int, float)) else None
-
-
-def _int_or_none(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
 
 
 UNREADABLE = "unreadable"  # the status of a run whose manifest is refused
@@ -231,10 +172,9 @@ def _value_of_type(value: Fact, dtype: Any) -> Fact:
 def _plain_folder(root: Path, address: str) -> pl.DataFrame:
     if not root.is_dir():
         raise RunNotFound(f"there is no store at '{address}'", MAKES_ONE)
-    indexed, states = (
-        _cached_rows(root),
-        {folder: _fact_files_state(folder) for folder in run_folders(root)},
-    )
+    made_by = [_FORMAT, sorted(withheld_kinds())]
+    indexed = read_cached_rows("stores", root, made_by)
+    states = {folder: file_states(folder, *_SAYING) for folder in run_folders(root)}
     rows = {path.name: indexed[path.name] for path, state in states.items() if indexed.get(path.name, [0])[0] == state}
     readers: list[RunReader] = []
     damaged: list[str] = []
@@ -247,58 +187,17 @@ def _plain_folder(root: Path, address: str) -> pl.DataFrame:
     for run, facts in zip(readers, facts_of_runs(readers), strict=True):
         rows[run.path.name] = [states[run.path], {"id": run.id, **facts}]
     if readers:
-        _keep_rows(root, {name: row for name, row in rows.items() if row[1]["status"] != "running"})
+        ended = {name: row for name, row in rows.items() if row[1]["status"] != "running"}
+        write_cached_rows("stores", root, made_by, ended)
     nothing = {**dict.fromkeys(COLUMNS), "tags": list[str]()}
     frame = [{**nothing, **rows[name][1], "folder": name} for name in sorted(rows)]
     frame += [{**nothing, "id": name, "status": UNREADABLE, "folder": name} for name in damaged]
     return pl.DataFrame(frame, schema=COLUMNS, orient="row", strict=False)
 
 
-# Rows of a plain folder from one process to the next, in the user's own cache: what lies in the folder is not trusted.
-# A row counts while the files that say it are as they were; a cache that cannot be read or written costs time alone.
-_FORMAT = 1
+_FORMAT = 2  # of the rows of a plain folder from one process to the next: [state of the files, facts]
 _OF_A_RUN = ("channels.json", "device.json", "steps.rows", "steps.parquet")  # any: what lies there is a run
 _SAYING = ("run.json", "summary.json", "steps.rows", "steps.parquet")
-
-
-def _fact_files_state(run: Path) -> list[int]:
-    """Return what changes when the facts of a run do."""
-    state: list[int] = []
-    for name in _SAYING:
-        try:
-            stat = (run / name).stat()
-            state += [stat.st_mtime_ns, stat.st_size, stat.st_ino]
-        except OSError:
-            state += [0, 0, 0]
-    return state
-
-
-def _cache_key(root: Path) -> list[Any]:
-    return [_FORMAT, __version__, str(root.resolve()), sorted(withheld_kinds())]
-
-
-def _cache_path(root: Path) -> Path:
-    """Return the cache file of a folder; RuntimeError without a home."""
-    return user_cache() / "stores" / f"{hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]}.json"
-
-
-def _cached_rows(root: Path) -> dict[str, list[Any]]:
-    """Return state and facts of each run as an earlier process read them; empty where nothing was stored."""
-    try:
-        content = read_json_object(path) if (path := _cache_path(root)).stat().st_size <= _MOST_INDEX_BYTES else {}
-    except (OSError, RuntimeError):
-        return {}
-    return dict(content["rows"]) if content.get("made_by") == _cache_key(root) else {}
-
-
-def _keep_rows(root: Path, rows: Mapping[str, list[Any]]) -> None:
-    """Store the rows of this folder, readable by this user alone."""
-    with contextlib.suppress(OSError, RuntimeError):
-        path = _cache_path(root)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with atomic_write(path) as part:
-            part.touch(mode=0o600)
-            part.write_text(json.dumps({"made_by": _cache_key(root), "rows": rows}, separators=(",", ":")))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from stepscope.liveness import is_running
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.checksums import CHECKSUMS, changed_files, read_checksums
 from stepscope.store import manifest as manifests
-from stepscope.store.index import run_facts, write_index
+from stepscope.store.index import facts_of_runs, write_index
 from stepscope.store.manifest import (
     FOLDER,
     FileEntry,
@@ -117,7 +117,7 @@ def _push_redacted(store: Store, run: RunReader, tags: tuple[str, ...]) -> Pushe
     stored = max(read_manifests(store, names).values(), key=lambda entry: entry.revision, default=None)
     revision = 0 if stored is None else stored.revision
     old_tags = () if stored is None else stored.tags
-    new = Manifest(run.id, entries_of(run.path), run_facts(run), (), time.time(), revision)
+    new = Manifest(run.id, entries_of(run.path), facts_of_runs([run])[0], (), time.time(), revision)
     new = manifests.with_tags(new, (*old_tags, *tags), ())
     manifests.check_manifest(new)
     if stored is not None:

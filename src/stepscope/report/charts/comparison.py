@@ -9,7 +9,17 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, Chart, axis, dashes, panel_title, plot_width
+from stepscope.report.charts.style import (
+    CATEGORY,
+    LIGHT,
+    NARROW,
+    SERIES,
+    Chart,
+    axis,
+    dashes,
+    panel_title,
+    plot_width,
+)
 
 _SIDE_COLOURS = [LIGHT[name] for name in ("forward", "backward", "optimizer", "data", "accent", "warn", "muted",
                                      "held-parameter", "held-saved")]  # fmt: skip
@@ -89,10 +99,7 @@ def build_batches(points: pl.DataFrame, title: str, width: int) -> Any:
 
 
 _SETTING_HEIGHT, _PANEL_MARGIN, _PANEL_COLUMNS, _ROW = 170, 60, 3, 24
-_LOSS_COLOURS = [
-    LIGHT[name]
-    for name in ("forward", "backward", "optimizer", "data", "held-saved", "held-workspace", "held-parameter", "other")
-]
+_MOST_OF_VALUES = 2.5  # times the largest value: where the axis ends that a CI would stretch
 _NAME_WIDTH = 150  # px beside bars, for the names of settings
 
 
@@ -101,7 +108,7 @@ def setting_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart,
     drawn: dict[str, tuple[Chart, str]] = {}
     if "by-setting" in frames:
         rows = frames["by-setting"]
-        caption = "What each setting costs; bars and rules are 95 % CIs."
+        caption = "What each setting costs; rules are 95 % CIs, and one that ends at the edge is cut."
         drawn["by-setting"] = (lambda width: _setting_panels(rows, width), caption)
     if "loss-by-step" in frames:
         curves = frames["loss-by-step"]
@@ -124,23 +131,32 @@ def _setting_panels(rows: pl.DataFrame, width: int) -> Any:
 def _line(rows: pl.DataFrame, name: str, width: int) -> Any:
     ticks = axis(rows["label"][0].rpartition(" ")[0], values=rows["at"].unique().sort().to_list(), grid=False)
     x = alt.X("at:Q", scale=alt.Scale(type="log", base=2, nice=False), axis=ticks)
-    y = alt.Y("value:Q", scale=alt.Scale(zero=True), axis=axis(name))
+    y = alt.Y("value:Q", scale=_scale_of_values(rows), axis=axis(name))
     line = alt.Chart(rows).mark_line(point=True, strokeWidth=2, color=LIGHT["forward"]).encode(x=x, y=y)
-    rule = alt.Chart(rows).mark_rule(strokeWidth=1.4, opacity=0.6, color=LIGHT["forward"])
+    rule = alt.Chart(rows).mark_rule(strokeWidth=1.4, opacity=0.6, color=LIGHT["forward"], clip=True)
     return alt.layer(line, rule.encode(x=x, y="low:Q", y2="high:Q")).properties(width=width, height=_SETTING_HEIGHT)
 
 
 def _bars(rows: pl.DataFrame, name: str, width: int) -> Any:
     y = alt.Y("label:N", sort=rows["label"].to_list(), axis=axis("", grid=False, labelLimit=_NAME_WIDTH))
-    x = alt.X("value:Q", scale=alt.Scale(zero=True), axis=axis(name))
+    x = alt.X("value:Q", scale=_scale_of_values(rows), axis=axis(name))
     bars = alt.Chart(rows).mark_bar(color=LIGHT["forward"], height={"band": 0.6}).encode(x=x, y=y)
-    rule = alt.Chart(rows).mark_rule(strokeWidth=1.6, color=LIGHT["ink"]).encode(x="low:Q", x2="high:Q", y=y)
-    return alt.layer(bars, rule).properties(width=width, height=_ROW * len(rows))
+    rule = alt.Chart(rows).mark_rule(strokeWidth=1.6, color=LIGHT["ink"], clip=True)
+    return alt.layer(bars, rule.encode(x="low:Q", x2="high:Q", y=y)).properties(width=width, height=_ROW * len(rows))
+
+
+def _scale_of_values(rows: pl.DataFrame, high: str = "high") -> alt.Scale:
+    """Return a scale from 0 on which the values are told apart: a CI far beyond them, as of two repeats, is cut."""
+    most = _MOST_OF_VALUES * (rows["value"].to_numpy().max(initial=0.0))
+    cut = any(end > most > 0 for end in rows[high].drop_nulls())
+    return alt.Scale(zero=True, domainMax=most, nice=False) if cut else alt.Scale(zero=True, nice=True)
 
 
 def _loss_chart(rows: pl.DataFrame, width: int) -> Any:
-    colour = alt.Color("label:N", scale=alt.Scale(range=_LOSS_COLOURS), legend=alt.Legend(columns=4))
-    x = alt.X("step:Q", axis=axis("step", grid=False))
+    labels = rows["label"].unique(maintain_order=True).to_list()
+    colour = alt.Color("label:N", scale=alt.Scale(domain=labels, range=SERIES), legend=alt.Legend(columns=4))
+    ticks = min(5, max(rows["step"].n_unique() - 1, 1))  # none between two steps
+    x = alt.X("step:Q", axis=axis("step", grid=False, tickCount=ticks))
     y = alt.Y("loss:Q", scale=alt.Scale(zero=False), axis=axis("loss"))
     line = alt.Chart(rows).mark_line(strokeWidth=1.8).encode(x=x, y=y, color=colour)
     return line.properties(width=plot_width(width), height=_SETTING_HEIGHT + 70)
@@ -243,7 +259,7 @@ def _accuracy_scale(rows: pl.DataFrame) -> alt.Scale:
 
 
 def _cost_panel(rows: pl.DataFrame, colour: alt.Color, scale: alt.Scale, first: bool) -> Any:
-    x = alt.X("value:Q", scale=alt.Scale(zero=True, nice=True), axis=axis(rows["cost"][0], tickCount=4))
+    x = alt.X("value:Q", scale=_scale_of_values(rows, "value_high"), axis=axis(rows["cost"][0], tickCount=4))
     y = alt.Y("percent:Q", scale=scale, axis=axis("accuracy, %" if first else ""))
     best = rows.filter("unbeaten").sort("value")
     up, along = rows.drop_nulls("low"), rows.drop_nulls("value_low")
@@ -253,7 +269,9 @@ def _cost_panel(rows: pl.DataFrame, colour: alt.Color, scale: alt.Scale, first: 
     layers = [
         alt.Chart(best).mark_line(color=LIGHT["muted"], opacity=0.5, interpolate="step-after").encode(x=x, y=y),
         alt.Chart(up).mark_rule(opacity=0.5).encode(x=x, y="low:Q", y2="high:Q", color=colour),
-        alt.Chart(along).mark_rule(opacity=0.5).encode(x="value_low:Q", x2="value_high:Q", y=y, color=colour),
+        alt.Chart(along)
+        .mark_rule(opacity=0.5, clip=True)
+        .encode(x="value_low:Q", x2="value_high:Q", y=y, color=colour),
         alt.Chart(rows).mark_circle(size=75, opacity=1).encode(x=x, y=y, color=colour, tooltip=tooltip),
         ring.encode(x=x, y=y),
         name.encode(x=x, y=y, text="way:N"),
@@ -302,7 +320,8 @@ def _savings(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
 _PARTIAL_FIGURES: dict[str, tuple[Callable[[Mapping[str, pl.DataFrame], int], Any], str]] = {
     "accuracy-and-cost": (
         _against_cost,
-        "Accuracy against what it cost. Ringed and named: no other way is as accurate for less. Bars: 95 % over seeds.",
+        "Accuracy against what it cost. Ringed and named: no other way is as accurate for less. Bars: 95 % CIs, cut at "
+        "the edge.",
     ),
     "accuracy-over-time": (
         _accuracy_chart_over("time"),

@@ -187,7 +187,9 @@ def squarified(sizes: list[float], box: Box) -> list[Box]:
     while first < len(areas):
         short = min(x1 - x0, y1 - y0)
         last = first + 1
-        while last < len(areas) and _aspect(areas[first : last + 1], short) <= _aspect(areas[first:last], short):
+        while last < len(areas) and _worst_aspect_ratio(areas[first : last + 1], short) <= _worst_aspect_ratio(
+            areas[first:last], short
+        ):
             last += 1
         row, (x0, y0, x1, y1) = _treemap_row(areas[first:last], (x0, y0, x1, y1))
         placed += row
@@ -195,7 +197,7 @@ def squarified(sizes: list[float], box: Box) -> list[Box]:
     return placed
 
 
-def _aspect(areas: list[float], short: float) -> float:
+def _worst_aspect_ratio(areas: list[float], short: float) -> float:
     """The largest ratio of sides in a row of these areas along a side of this length."""
     total = sum(areas)
     if total <= 0 or short <= 0:

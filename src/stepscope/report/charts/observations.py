@@ -9,13 +9,10 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from stepscope.report.charts import sensors as power_chart
-from stepscope.report.charts import sensors as use_chart
-from stepscope.report.charts.style import CATEGORY, LIGHT, Chart, axis, panel_title, plot_width
+from stepscope.report.charts import sensors
+from stepscope.report.charts.style import CATEGORY, LIGHT, SERIES, Chart, axis, panel_title, plot_width
 
 _HEIGHT, _BESIDE = 200, 24  # px
-_SERIES = ("forward", "backward", "optimizer", "data", "held-saved", "held-workspace", "held-parameter", "other")
-_COLOURS = [LIGHT[name] for name in _SERIES]
 _PARTS = {
     "parameters": CATEGORY["parameter"],
     "gradients": CATEGORY["gradient"],
@@ -76,7 +73,7 @@ def _caption(name: str, frames: Mapping[str, pl.DataFrame]) -> str:
 
 def _use_over_steps(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["figure-3-use-over-steps"]
-    return use_chart.build_utilisation(
+    return sensors.build_utilisation(
         rows.with_columns(hover=_hover("label", "percent", "%")), frames["figure-3-steps"], width
     )
 
@@ -84,7 +81,7 @@ def _use_over_steps(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
 def _power_over_steps(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["figure-7-power-over-steps"]
     rows = rows.with_columns(hover=_hover("rail", "watts", "W"))
-    return power_chart.build_power(rows, width, frames["figure-7-steps"])
+    return sensors.build_power(rows, width, frames["figure-7-steps"])
 
 
 def _use_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
@@ -146,7 +143,7 @@ def _accuracy(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     ends = [*rows["low"], *rows["high"], *_points_of(frames, "figure-10-accuracy-by-day")["value"]]
     low, high = min(ends), max(ends)
     scale = alt.Scale(domain=[max(low - 2, 0), min(high + 2, 100)], nice=False)
-    colour = alt.Color("series:N", scale=alt.Scale(range=_COLOURS))
+    colour = alt.Color("series:N", scale=alt.Scale(range=SERIES))
     x = alt.X("day:Q", axis=axis("day", grid=False, tickMinStep=1))
     y = alt.Y("percent:Q", scale=scale, axis=axis("accuracy on the test data, %"))
     band = alt.Chart(rows).mark_area(opacity=0.16).encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=colour)
@@ -175,7 +172,7 @@ def _by_batch(rows: pl.DataFrame, value: tuple[str, alt.Scale, str], series: str
     batches = rows["batch"].unique().sort().to_list()
     ticks = axis("batch size", values=batches, grid=False, format="d")
     x = alt.X("batch:Q", scale=alt.Scale(type="log", base=2, nice=False), axis=ticks)
-    colour = alt.Color(f"{series}:N", scale=alt.Scale(range=_COLOURS), legend=alt.Legend(columns=4))
+    colour = alt.Color(f"{series}:N", scale=alt.Scale(range=SERIES), legend=alt.Legend(columns=4))
     column, scale, title = value
     y = alt.Y(f"{column}:Q", scale=scale, axis=axis(title if first else "", labels=first, format=",~r"))
     layers = [alt.Chart(rows).mark_line(point=True, strokeWidth=2).encode(x=x, y=y, color=colour)]

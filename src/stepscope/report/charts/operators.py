@@ -12,14 +12,10 @@ import polars as pl
 
 from stepscope.report.charts import memory
 from stepscope.report.charts.comparison import partial_charts
-from stepscope.report.charts.style import LIGHT, NARROW, Chart, axis, plot_width
+from stepscope.report.charts.style import LIGHT, NARROW, SERIES, Chart, axis, panel_title, plot_width
 from stepscope.units import number, percent
 
 _ROOFLINE_HEIGHT, _NAMED = 300, 6
-_GROUPS = [
-    LIGHT[name]
-    for name in ("forward", "backward", "optimizer", "data", "held-saved", "held-workspace", "held-parameter", "other")
-]
 
 
 def build_roofline(points: pl.DataFrame, roofs: pl.DataFrame, width: int) -> Any:
@@ -40,10 +36,10 @@ def build_roofline(points: pl.DataFrame, roofs: pl.DataFrame, width: int) -> Any
         scale=alt.Scale(type="log", domain=[low, high * 1.5], nice=False),
         axis=axis("FLOP/s", values=_decades(low, high), format=".0s"),
     )
-    layers = [_roofs(roofs, lowest, right, x, y)] if {*roofs["roof"]} >= {"compute", "memory"} else []
+    layers = [_roof_lines(roofs, lowest, right, x, y)] if {*roofs["roof"]} >= {"compute", "memory"} else []
     size = alt.Size("share:Q", scale=alt.Scale(type="sqrt", domain=[0, 1], range=[20, 1400]), legend=None)
     marks = alt.Chart(points).mark_circle(color=LIGHT["load"], opacity=0.75, clip=False)
-    groups = alt.Color("group:N", scale=alt.Scale(range=_GROUPS), legend=alt.Legend(columns=4))
+    groups = alt.Color("group:N", scale=alt.Scale(range=SERIES), legend=alt.Legend(columns=4))
     coloured = {"color": groups} if "group" in points.columns else {}
     layers.append(marks.encode(x=x, y=y, size=size, description="hover:N", **coloured))
     named = points.sort("share", descending=True).head(3 if width <= NARROW else _NAMED).sort("flop_per_byte")
@@ -53,7 +49,7 @@ def build_roofline(points: pl.DataFrame, roofs: pl.DataFrame, width: int) -> Any
     return alt.layer(*layers).properties(width=plot_width(width, 76), height=_ROOFLINE_HEIGHT)
 
 
-def _roofs(roofs: pl.DataFrame, lowest: float, right: float, x: alt.X, y: alt.Y) -> Any:
+def _roof_lines(roofs: pl.DataFrame, lowest: float, right: float, x: alt.X, y: alt.Y) -> Any:
     """The slope of the highest byte rate, up to the level of the highest FLOP rate."""
     values = dict(roofs.select("roof", "value").iter_rows())
     ridge = min(max(values["compute"] / values["memory"], lowest), right)
@@ -80,13 +76,7 @@ def _ceiling(exponents: Any) -> int:
 
 
 _PANEL_HEIGHT, _PANEL_MARGIN, _PANEL_COLUMNS = 190, 44, 3
-_LINE_COLOURS = [
-    LIGHT[name]
-    for name in (
-        "forward", "backward", "optimizer", "data", "held-saved", "held-workspace", "held-parameter", "held-gradient",
-        "held-temporary", "other",
-    )
-]  # fmt: skip
+_LINE_COLOURS = [*SERIES[:-1], LIGHT["held-gradient"], LIGHT["held-temporary"], SERIES[-1]]
 _ACROSS = {
     "kernel": "side of the kernel", "batch": "batch size", "channels": "channels or features",
     "size": "side of the image, or length", "parameters": "parameters",
@@ -241,7 +231,7 @@ def _heap_panels(series: pl.DataFrame, width: int) -> Any:
                     .properties(
                         width=plot_width(width) // len(kinds) - _HEAP_GAP,
                         height=_HEAP_HEIGHT,
-                        title=alt.Title(f"{model}, {kind}", anchor="start", fontSize=12, color=LIGHT["ink"]),
+                        title=panel_title(f"{model}, {kind}", anchor="start", fontWeight="bold"),
                     )
                     for kind in kinds
                 ),

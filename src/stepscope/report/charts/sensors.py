@@ -12,7 +12,7 @@ import altair as alt
 import polars as pl
 
 from stepscope.quantities import find_quantity, sort_metrics
-from stepscope.report.charts.style import LIGHT, axis, plot_width, vega_lite
+from stepscope.report.charts.style import LIGHT, axis, panel_title, plot_width, vega_lite
 
 _TALLEST_RAIL, _LOWEST_RAIL, _ALL_ROWS = 84, 36, 620  # px
 
@@ -31,9 +31,7 @@ def build_power(windows: pl.DataFrame, width: int, boundaries: pl.DataFrame | No
         row = _rail_row(rail_windows, time, index == len(rails) - 1, height)
         if boundaries is not None:
             row = alt.layer(row, _step_marks(boundaries).encode(x=alt.X("t_s:Q", scale=time)))
-        title = alt.TitleParams(
-            rail, anchor="start", frame="group", fontSize=12, fontWeight="normal", color=LIGHT["ink"], offset=2
-        )
+        title = panel_title(rail, anchor="start", frame="group", offset=2)
         rows.append(row.properties(width=plot_width(width, 76), height=height, title=title))
     return alt.vconcat(*rows, spacing=10)
 

@@ -9,7 +9,7 @@ import polars as pl
 
 from stepscope.analysis.time.layers import slice_names
 from stepscope.analysis.time.tracks import OPERATOR_POWER
-from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, PHASE, WIDE, axis, plot_width
+from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, PHASE, WIDE, axis, panel_title, plot_width
 from stepscope.units import CATEGORY_LEGEND, number
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def build_step_phases(parts: pl.DataFrame, top_ms: float, width: int) -> Any:
 _LEVEL, _TRACK, _LANE_LETTER = 15, 34, 5.6  # px
 _THINNEST_OP = 0.35  # px: narrower ops would be an even grey on paper
 _MOST_OPS = 4_000  # ops on paper, the longest
+_ABOVE: dict[str, Any] = {"anchor": "start", "fontSize": 11, "offset": 2}  # of a title
 
 
 def build_anatomy(ops: pl.DataFrame, tracks: pl.DataFrame, length_ns: int, width: int) -> Any:
@@ -129,7 +130,7 @@ def build_anatomy(ops: pl.DataFrame, tracks: pl.DataFrame, length_ns: int, width
     rows = [_lane(frame, str(label), time, length_ns, inner) for (_, label), frame in lanes]
     sampled = tracks.filter(pl.col("track") != "memory")
     rows += [
-        _track(frame, f"{name} of ops" if track == OPERATOR_POWER else str(name), time, inner)
+        _anatomy_track(frame, f"{name} of ops" if track == OPERATOR_POWER else str(name), time, inner)
         for (track, name), frame in sampled.group_by(["track", "name"], maintain_order=True)
     ]
     memory = tracks.filter(pl.col("track") == "memory")
@@ -139,10 +140,6 @@ def build_anatomy(ops: pl.DataFrame, tracks: pl.DataFrame, length_ns: int, width
     time_axis = axis("time since the step began, ms", grid=False, tickCount=8)
     rows.append(rule.encode(x=alt.X("at:Q", scale=time, axis=time_axis)).properties(width=inner, height=1))
     return alt.vconcat(*rows, spacing=8).resolve_scale(color="independent")
-
-
-def _title(text: str) -> alt.TitleParams:
-    return alt.TitleParams(text, anchor="start", fontSize=11, fontWeight="normal", color=LIGHT["ink"], offset=2)
 
 
 def _lane(ops: pl.DataFrame, label: str, time: alt.Scale, length_ns: int, width: int) -> Any:
@@ -168,10 +165,10 @@ def _lane(ops: pl.DataFrame, label: str, time: alt.Scale, length_ns: int, width:
     boxes = rows.mark_rect(stroke=LIGHT["paper"], strokeWidth=0.4).encode(x=x, x2="t1:Q", y=y, y2="y1:Q", color=colour)
     texts = rows.mark_text(align="left", baseline="middle", dx=3, dy=_LEVEL / 2, fontSize=9, color=LIGHT["paper"])
     layered = alt.layer(boxes, texts.encode(x=x, y=y, text="label:N"))
-    return layered.properties(width=width, height=_LEVEL * levels, title=_title(label))
+    return layered.properties(width=width, height=_LEVEL * levels, title=panel_title(label, **_ABOVE))
 
 
-def _track(frame: pl.DataFrame, name: str, time: alt.Scale, width: int) -> Any:
+def _anatomy_track(frame: pl.DataFrame, name: str, time: alt.Scale, width: int) -> Any:
     unit, kind = frame["unit"][0], frame["kind"][0]
     windows = frame.select("value", "known", t0=pl.col("start_ns") / 1e6, t1=pl.col("end_ns") / 1e6)
     read = windows.filter(pl.col("value").is_not_null())
@@ -185,7 +182,7 @@ def _track(frame: pl.DataFrame, name: str, time: alt.Scale, width: int) -> Any:
     gaps = alt.Chart(windows.filter(pl.col("value").is_null())).mark_rect(color=LIGHT["gap"], clip=True)
     gaps = gaps.encode(x=x, x2="t1:Q", y=alt.value(0), y2=alt.value(_TRACK))
     title = name.replace(":", " ") + ("" if kind == "measured" else f" ({kind})")
-    return alt.layer(gaps, bars).properties(width=width, height=_TRACK, title=_title(title))
+    return alt.layer(gaps, bars).properties(width=width, height=_TRACK, title=panel_title(title, **_ABOVE))
 
 
 def _memory_track(memory: pl.DataFrame, time: alt.Scale, width: int) -> Any:
@@ -203,7 +200,7 @@ def _memory_track(memory: pl.DataFrame, time: alt.Scale, width: int) -> Any:
     y = alt.Y("mb:Q", stack="zero", axis=axis("MB", tickCount=2, grid=False))
     drawn = areas.encode(x=alt.X("t:Q", scale=time, axis=None), y=y, color=colour, order="place:Q")
     step = int(memory["step"][0])
-    return drawn.properties(width=width, height=2 * _TRACK, title=_title(f"live tensors of step {step}"))
+    return drawn.properties(width=width, height=2 * _TRACK, title=panel_title(f"live tensors of step {step}", **_ABOVE))
 
 
 _ICICLE_HEIGHT, _CELL_LETTER, _CELL_LINE, _THINNEST_CELL = 360, 6.2, 14, 0.25  # px

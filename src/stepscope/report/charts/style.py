@@ -93,6 +93,8 @@ DARK = {
 }
 PHASE = {**{phase: LIGHT[phase] for phase in PHASES}, row_label(FRAMEWORK_OVERHEAD): LIGHT["residual"]}
 CATEGORY = {category: LIGHT[f"held-{category}"] for category in CATEGORIES}  # memory
+_SERIES = ("forward", "backward", "optimizer", "data", "held-saved", "held-workspace", "held-parameter", "other")
+SERIES = [LIGHT[name] for name in _SERIES]  # of lines and marks of a figure
 
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"

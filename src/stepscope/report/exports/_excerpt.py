@@ -38,11 +38,8 @@ class Excerpt:
     def ops(self) -> pl.DataFrame:
         """The op calls of the chosen steps, columns as `runfolder.OPS`, `source` and `row`: what `parent` counts."""
         ops = with_sources(self._rows_of_steps(self.run.scan_ops()).collect(), self.run.sources)
-        return (
-            ops.with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64).over("step"))
-            if len(ops)
-            else _with_null_rows(ops)
-        )
+        row = pl.int_range(pl.len(), dtype=pl.Int64).over("step") if len(ops) else pl.lit(None, dtype=pl.Int64)
+        return ops.with_columns(row=row)
 
     @cached_property
     def op_count(self) -> int:
@@ -108,10 +105,6 @@ class Excerpt:
 
     def _covers_time(self, t_ns: int) -> bool:
         return self.whole or self.span_ns is None or self.span_ns[0] <= t_ns <= self.span_ns[1]
-
-
-def _with_null_rows(ops: pl.DataFrame) -> pl.DataFrame:
-    return ops.with_columns(row=pl.lit(None, dtype=pl.Int64))
 
 
 def excerpt(run: Run, chosen: str = "all") -> Excerpt:
@@ -232,12 +225,12 @@ def _channel_table(excerpt: Excerpt) -> pl.DataFrame:
 
 
 def _event_log_table(excerpt: Excerpt) -> pl.DataFrame:
-    rows = [{"t_ns": int(event.get("t_ns", 0)), **_event_texts(event)} for event in excerpt.events]
-    return pl.DataFrame(rows, schema={"t_ns": pl.Int64, **dict.fromkeys(("source", "kind", "message"), pl.String)})
-
-
-def _event_texts(event: dict[str, Any]) -> dict[str, str | None]:
-    return {name: _text_or_none(event.get(name)) for name in ("source", "kind", "message")}
+    names = ("source", "kind", "message")
+    rows = [
+        {"t_ns": int(event.get("t_ns", 0)), **{name: _text_or_none(event.get(name)) for name in names}}
+        for event in excerpt.events
+    ]
+    return pl.DataFrame(rows, schema={"t_ns": pl.Int64, **dict.fromkeys(names, pl.String)})
 
 
 def _text_or_none(value: Any) -> str | None:

@@ -73,7 +73,7 @@ class _EventTexts:
             yield from self._slice_events(f"{track.name}: not read", spans.with_columns(name=pl.lit("not read")))
         for event in self._excerpt.events:
             args = {key: value for key, value in event.items() if key != "t_ns"}
-            at = _ns_to_us(int(event.get("t_ns", 0)) - self.zero_ns)
+            at = (int(event.get("t_ns", 0)) - self.zero_ns) / 1000  # us
             yield _event_line("i", _tracks.event_name(event), ts=at, s="p", args=args)
 
     def _slice_events(self, name: str, frame: pl.DataFrame) -> Iterator[str]:
@@ -157,10 +157,6 @@ def _time_field_us(column: str) -> tuple[pl.Expr, ...]:
     """A time of ns as a field of us with all its digits."""
     nanoseconds = (pl.col(column) % 1000).cast(pl.String).str.zfill(3)
     return pl.lit(f',"{column}":'), (pl.col(column) // 1000).cast(pl.String), pl.lit("."), nanoseconds
-
-
-def _ns_to_us(ns: int) -> float:
-    return ns / 1000
 
 
 def _texts_as_json(texts: pl.Series) -> pl.Series:

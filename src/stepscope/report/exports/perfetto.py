@@ -348,11 +348,11 @@ class PacketEncoder:
             return
         used = slices.columns[np.sort(slices.edges[slices.edges >= 0])]
         texts = {column: _InternedTexts.of(used[column]) for column in ("name", "phase", "module", "source")}
-        before = _times(slices.columns, slices.edges[:1])
+        before = _edge_times(slices.columns, slices.edges[:1])
         yield self._start(track, int(before[0]), _interned(texts))
         for first in range(0, len(slices.edges), _AT_ONCE):
             part = replace(slices, edges=slices.edges[first : first + _AT_ONCE])
-            t_ns = _times(slices.columns, part.edges)
+            t_ns = _edge_times(slices.columns, part.edges)
             yield self._events(track, np.diff(t_ns, prepend=before), _slice_event(part, texts))
             before = t_ns[-1:]
 
@@ -457,7 +457,7 @@ def _slice_event(slices: Slices, texts: dict[str, _InternedTexts]) -> tuple[Any,
     )
 
 
-def _times(columns: pl.DataFrame, edges: Ints) -> Ints:
+def _edge_times(columns: pl.DataFrame, edges: Ints) -> Ints:
     begins = edges >= 0
     rows = columns.select("t0_ns", "t1_ns")[np.where(begins, edges, ~edges)]
     return np.where(begins, rows["t0_ns"].to_numpy(), rows["t1_ns"].to_numpy())

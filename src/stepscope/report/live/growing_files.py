@@ -19,7 +19,7 @@ from stepscope.files import read_json_object
 from stepscope.liveness import is_process_of_run_alive
 from stepscope.part_names import STEPS, parts_in_use, parts_of_stem, rows_file_name
 from stepscope.quantities import find_quantity
-from stepscope.run_paths import run_folders
+from stepscope.run_paths import newest_runs, run_folders
 
 
 class JsonFile:
@@ -78,7 +78,7 @@ _LOOK_EVERY_S = 0.5
 def wait_for(
     find_run: Callable[[], Path | None], given_up: Callable[[], bool], sleep: Callable[[float], None] = time.sleep
 ) -> Path | None:
-    """The first run that `found` gives, looked for twice a second; None once `given_up`."""
+    """The first run that is found, looked for twice a second; None once `given_up`."""
     while True:
         is_over = given_up()  # before the last look, which sees all that was there then
         run = find_run()
@@ -109,8 +109,9 @@ def find_run_of_process(runs: Path, pid: int, since_ns: int) -> Path | None:
 
 
 def _runs_with_headers(runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every run with its run.json, the newest first: a name begins with its UTC stamp."""
-    for folder in sorted(run_folders(runs), reverse=True):
+    """Every run with its run.json, the newest first."""
+    folders = run_folders(runs)
+    for folder in reversed(newest_runs(folders, len(folders))):
         if header := read_json_object(folder / "run.json"):  # else it is being replaced, or foreign: looked at again
             yield folder, header
 

@@ -115,9 +115,11 @@ def _lines(now: Now, width: int, ascii_only: bool) -> Iterator[list[Piece]]:
         bar = _bar(min(used / whole, 1.0), 2 * _BAR, ascii_only) if whole else []
         limit = f" of {bytes_(whole)}" if whole else ""
         yield [*_label(""), *bar, (f"  {name} {bytes_(used)}{limit}", _PLAIN)]
-    yield from _wrapped("heat", [_heat(sensor) for sensor in now.temperatures if sensor[1] is not None], width)
-    yield from _wrapped("clocks", [*_clocks(now)], width)
-    yield from _wrapped("limits", [*_slowdown_pieces(now)], width)
+    yield from _wrapped(
+        "heat", [_temperature_piece(sensor) for sensor in now.temperatures if sensor[1] is not None], width
+    )
+    yield from _wrapped("clocks", [*clock_pieces(now)], width)
+    yield from _wrapped("limits", [*slowdown_pieces(now)], width)
     quantities = [(name, value, unit) for name, value, unit in now.others if value is not None]
     yield from _wrapped("other", [(f"{name} {amount(value, unit)}", _PLAIN) for name, value, unit in quantities], width)
     for warning in now.warnings:
@@ -197,13 +199,13 @@ def _memory(now: Now, ascii_only: bool) -> list[Piece]:
     return [*line, (f"{whose} {bytes_(now.resident_bytes)}{limit}{free}", _PLAIN)]
 
 
-def _heat(sensor: Named) -> Piece:
+def _temperature_piece(sensor: Named) -> Piece:
     name, degrees = sensor
     assert degrees is not None
     return f"{name} {degrees:.0f} °C", _BAD if degrees >= _HOT_C else _PLAIN
 
 
-def _clocks(now: Now) -> Iterator[Piece]:
+def clock_pieces(now: Now) -> Iterator[Piece]:
     """Clocks, of the cores the highest and the lowest."""
     cores = [hertz for name, hertz in now.clocks if name.startswith("core ") and hertz is not None]
     if cores:
@@ -214,7 +216,7 @@ def _clocks(now: Now) -> Iterator[Piece]:
             yield f"{name} {si(hertz, 'Hz')}", _PLAIN
 
 
-def _slowdown_pieces(now: Now) -> Iterator[Piece]:
+def slowdown_pieces(now: Now) -> Iterator[Piece]:
     """Power mode, what takes clocks away, and how long the training waits for a core."""
     if now.power_mode is not None:
         yield f"power mode {now.power_mode}", _PLAIN

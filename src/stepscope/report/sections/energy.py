@@ -58,10 +58,10 @@ def build(run: Run) -> Section:
         parts.append(_modules(modules, rails[1:], batch))
     sentences = [*between_steps_sentences(kinds, rail), *resolution_sentences(run.energy_resolution())]
     parts.append(Items(tuple((f"{capitalize_first(text)}.", "") for text in sentences), "What the rails can tell"))
-    return Section(_lede(run), tuple(parts), closed=True)
+    return Section(_opening_sentence(run), tuple(parts), closed=True)
 
 
-def _lede(run: Run) -> str:
+def _opening_sentence(run: Run) -> str:
     marked = f"{energy_badge(run)}. " if energy_badge(run) else ""
     exact = (
         " Parts and the unattributed energy add up to each rail's measured total." if run.attribution == "fit" else ""

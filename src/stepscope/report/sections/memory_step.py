@@ -9,8 +9,7 @@ import polars as pl
 
 from stepscope.analysis.memory.events import Peak, allocated_by_op, categories_over_step, live_by_module
 from stepscope.analysis.summary import COMPUTED, PEAK, process_parts, reserved_bytes
-from stepscope.report.charts import memory as over_time
-from stepscope.report.charts import memory as treemap
+from stepscope.report.charts import memory as chart
 from stepscope.report.page.parts import Facts, Figure, KeyFigure, KeyFigures, More, Note, Part, Section
 from stepscope.report.table import Cell, Column, Row, Table, number_column, text_column
 from stepscope.report.terminal_report import allocation_site
@@ -39,7 +38,7 @@ def build(run: Run) -> Section:
     modules = live_by_module(peak.tensors)
     drawn = series.filter(pl.col("category").is_in(_non_empty_series(series)))
     chart_of_step = Figure(
-        lambda width: over_time.build_step_memory(drawn, width),
+        lambda width: chart.build_step_memory(drawn, width),
         f"Step {peak.step}, of the steps whose allocations were recorded the one with the highest peak. Areas add "
         "up to all live tensors.",
         FIGURES[0],
@@ -47,7 +46,7 @@ def build(run: Run) -> Section:
     more: list[Part] = [
         KeyFigures(tuple(_key_figures(run, peak))),
         Figure(
-            lambda width: treemap.build_treemap(modules, width),
+            lambda width: chart.build_treemap(modules, width),
             "The peak: area is bytes. The largest of a layer has its name, those beside it their category.",
             FIGURES[1],
         ),
@@ -59,10 +58,10 @@ def build(run: Run) -> Section:
         more.append(Note(f"{percent(peak.residual_share, 2)} of the peak is unattributed."))
     holds = More("Who holds it: categories, layers, tensors, operators", tuple(more))
     parts: tuple[Part, ...] = (holds,) if peak.computed else (chart_of_step, holds)
-    return Section(_lede(peak), parts, closed=True)
+    return Section(_opening_sentence(peak), parts, closed=True)
 
 
-def _lede(peak: Peak) -> str:
+def _opening_sentence(peak: Peak) -> str:
     where = f", reached by {allocation_site(peak.op, peak.module)}" if peak.op else ""
     if peak.computed:
         return f"{amount(peak.bytes, 'B')} of tensors are live at the peak{where}. {capitalize_first(COMPUTED)}."

@@ -100,7 +100,11 @@ def _metrics(run: Run, layers: pl.DataFrame) -> Iterator[dict[str, Any]]:
         rows = [
             None
             if not row[0] or row[0] < 0
-            else [_rounded(row[0]), [*map(_rounded, row[1 : 1 + len(parts)])], _rounded_interval(row[1 + len(parts) :])]
+            else [
+                _round_to_five_digits(row[0]),
+                [*map(_round_to_five_digits, row[1 : 1 + len(parts)])],
+                _rounded_interval(row[1 + len(parts) :]),
+            ]
             for row in columns.iter_rows()
         ]
         yield {"key": key, "title": title, "unit": unit, "rows": rows}
@@ -115,7 +119,7 @@ def _computed(run: Run) -> str:
 
 
 def _rounded_interval(values: Sequence[float | None]) -> list[float | None] | None:
-    return [*map(_rounded, values)] if values and values[0] is not None else None
+    return [*map(_round_to_five_digits, values)] if values and values[0] is not None else None
 
 
 def _icicle(run: Run, inside: pl.DataFrame) -> Icicle:
@@ -145,11 +149,11 @@ def _layers(run: Run, place: dict[str, int]) -> Iterator[Layer]:
             continue
         values: list[list[float | None] | None] = [None] * len(place)
         for row in rows.filter(pl.col("module").is_in(list(place))).iter_rows(named=True):
-            values[place[row["module"]]] = [_rounded(row[field]) for field in _VALUES]
+            values[place[row["module"]]] = [_round_to_five_digits(row[field]) for field in _VALUES]
         yield Layer(str(key), titles[str(key)], str(unit), rows["source"][0], values)
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_to_five_digits(value: float | None) -> float | None:
     """Five digits are what a tooltip shows, and more."""
     return None if value is None else float(f"{value:.5g}")
 

@@ -30,7 +30,7 @@ def build(run: Run) -> Section:
 def _parts_by_group(missing: list[NotMeasured]) -> Iterator[Part]:
     for group in GROUPS:
         rows = tuple(
-            (capitalize_first(_underscores_to_spaces(e.what)), _why(e.why, e.remedy))
+            (capitalize_first(_underscores_to_spaces(e.what)), _reason_text(e.why, e.remedy))
             for e in missing
             if e.group == group
         )
@@ -52,5 +52,5 @@ def _underscores_to_spaces(what: str) -> str:
     return what.replace("_", " ")
 
 
-def _why(why: str, remedy: str | None) -> str:
+def _reason_text(why: str, remedy: str | None) -> str:
     return f"{capitalize_first(why)}. To change it: {remedy}." if remedy else f"{capitalize_first(why)}."

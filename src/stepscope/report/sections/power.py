@@ -38,10 +38,10 @@ def build(run: Run) -> Section:
             Items(tuple((f"{capitalize_first(note)}.", "") for note in run.energy_tables.notes), "What to know")
         )
     parts = (*_timeline(run, 1), More("Energy by component and rail, what to know, the board", (*more, *about)))
-    return Section(f"{badge}{_lede(run)}", parts)
+    return Section(f"{badge}{_opening_sentence(run)}", parts)
 
 
-def _lede(run: Run) -> str:
+def _opening_sentence(run: Run) -> str:
     kinds = run.energy_totals()["kind"].unique().to_list()
     estimate = " Estimated rows come from the power model that was given, not from a sensor." * ("estimated" in kinds)
     covers = f" The total is of {run.rails.covers}." if run.rails.covers else " No total: see the notes."
@@ -60,11 +60,11 @@ def _components(totals: pl.DataFrame) -> Table:
         text_column("Component", "component", component_label),
         text_column("Kind", "kind", meaning=measured),
         number_column("Power", "watts_mean", "W"),
-        _ends("watts_low", "watts_high", "W"),
+        _interval_column("watts_low", "watts_high", "W"),
         number_column("Energy per step", "joules_per_step", "J"),
         number_column("per sample", "joules_per_sample", "J"),
         number_column("Energy", "joules", "J"),
-        _ends("low", "high", "J"),
+        _interval_column("low", "high", "J"),
         number_column(
             "Idle", "idle_watts", "W", meaning="Power before the first step, while the training process was idle"
         ),
@@ -81,7 +81,7 @@ def _rails(rails: pl.DataFrame) -> list[Part]:
         text_column("Inside", "inside", meaning="The measured rail that contains it: the two are never added"),
         text_column("Feeds", "component", component_label),
         number_column("Power", "watts_mean", "W"),
-        _ends("watts_low", "watts_high", "W"),
+        _interval_column("watts_low", "watts_high", "W"),
         number_column("Energy", "joules", "J"),
         text_column("Sensor", "source"),
         text_column("Meaning", "meaning"),
@@ -136,7 +136,7 @@ def _board(run: Run) -> list[Part]:
     return parts
 
 
-def _ends(low: str, high: str, unit: str) -> Column:
+def _interval_column(low: str, high: str, unit: str) -> Column:
     """Return the column of a CI, which a power model need not have."""
     bounds = interval_column(low, high, unit)
 

@@ -37,10 +37,10 @@ def build(run: Run) -> Section:
     ranks, kinds = run.side_by_side, run.communication()
     if len(ranks.parts) < 2 and kinds.is_empty():
         return Section("")
-    return Section(_lede(run), tuple(_parts(run, kinds)))
+    return Section(_opening_sentence(run), tuple(_parts(run, kinds)))
 
 
-def _lede(run: Run) -> str:
+def _opening_sentence(run: Run) -> str:
     count = len(run.ranks)
     parts = [
         f"{count:,} {'process' if count == 1 else 'processes'} trained.",

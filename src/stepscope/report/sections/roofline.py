@@ -42,10 +42,10 @@ def build(run: Run) -> Section:
     edges = reached.filter(pl.col("device") == device)
     picture = Figure(lambda width: chart.build_roofline(drawn, edges, width), _CAPTION, FIGURES[0])
     parts: tuple[Part, ...] = (picture, _table(points), *_attained(run))
-    return Section(_lede(run, edges, device), parts, closed=True)
+    return Section(_opening_sentence(run, edges, device), parts, closed=True)
 
 
-def _lede(run: Run, edges: pl.DataFrame, device: str) -> str:
+def _opening_sentence(run: Run, edges: pl.DataFrame, device: str) -> str:
     text = "Operators on the slope are memory-bandwidth bound, those under the level could compute faster."
     if edges.is_empty():
         why = why_no_ceilings(run, device)

@@ -66,7 +66,7 @@ def _drift(run: Run) -> tuple[str, str]:
     change = drift(run)
     if change is None:
         return "Drift cannot be judged.", "At least six steps at either end of the run are needed."
-    parts = [estimate(value, low, high, "ns") for value, low, high in (change.first, change.last)]
+    parts = [estimate(*median.row, "ns") for median in (change.first, change.last)]
     text = f"First {change.steps} steps {parts[0]}, last {change.steps} steps {parts[1]}, medians with 95 % CIs."
     if not change.is_clear:
         return (

@@ -6,26 +6,29 @@ const data = JSON.parse($("data").textContent);
 let rows = data.rows, sorted = { by: "started_s", down: true }, open = false;
 const ticked = new Set();
 
-const si = (value, unit) => {
-  if (value === null) return "-";
-  for (const [scale, prefix] of [[1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "u"]])
-    if (Math.abs(value) >= scale || scale === 1e-6) return Number((value / scale).toPrecision(3)) + " " + prefix + unit;
+const number = (value) => value.toLocaleString("en", { maximumSignificantDigits: 3 });
+const PREFIXES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "u"]];
+const TIMES = [[3.6e12, "h"], [6e10, "min"], [1e9, "s"], [1e6, "ms"], [1e3, "us"], [1, "ns"]]; // as the reports have them
+const scaled = (value, units) => {
+  const [scale, unit] = units.find(([size]) => Math.abs(value) >= size) || units[units.length - 1];
+  return number(value / scale) + " " + unit;
 };
+const si = (value, unit) => value === null ? "-" : value === 0 ? "0 " + unit : scaled(value, PREFIXES) + unit;
 const runs = (count) => count.toLocaleString("en") + (count === 1 ? " run" : " runs");
 const day = (s) => s === null ? "-" : new Date(s * 1000).toISOString().slice(0, 16).replace("T", " ");
-const energy = (row) => row.step_j !== null ? si(row.step_j, "J") : row.simulated_step_j !== null ? si(row.simulated_step_j, "J") + " simulated"
-  : row.estimated_step_j !== null ? si(row.estimated_step_j, "J") + " estimated" : "-";
+const energy = (row) => row.energy_per_step_j !== null ? si(row.energy_per_step_j, "J") : row.simulated_energy_per_step_j !== null ? si(row.simulated_energy_per_step_j, "J") + " simulated"
+  : row.estimated_energy_per_step_j !== null ? si(row.estimated_energy_per_step_j, "J") + " estimated" : "-";
 const device = (row) => [row.board, row.device].filter(Boolean).join(", ") || null;
 /* What a column is sorted and filtered by: what it shows. */
-const value = (row, by) => by === "device" ? device(row) : by === "step_j" ? row.step_j ?? row.simulated_step_j ?? row.estimated_step_j : row[by];
+const value = (row, by) => by === "device" ? device(row) : by === "energy_per_step_j" ? row.energy_per_step_j ?? row.simulated_energy_per_step_j ?? row.estimated_energy_per_step_j : row[by];
 const COLUMNS = [
   ["workload", "Run", false, null], ["status", "Status", false, (row) => row.status],
-  ["batch", "Batch", true, (row) => row.batch === null ? "-" : String(row.batch)],
+  ["batch_size", "Batch", true, (row) => row.batch_size === null ? "-" : String(row.batch_size)],
   ["device", "Device", false, (row) => device(row) || "-"],
   ["steps", "Steps", true, (row) => (row.steps === null ? "-" : row.steps.toLocaleString("en")) + (row.status === "running" && row.planned ? " of " + row.planned : "")],
-  ["step_ns", "Step time", true, (row) => row.step_ns === null ? "-" : si(row.step_ns / 1e9, "s")],
-  ["samples_per_s", "Samples/s", true, (row) => row.samples_per_s === null ? "-" : String(Number(row.samples_per_s.toPrecision(3)))],
-  ["step_j", "Energy per step", true, energy], ["peak_bytes", "Peak memory", true, (row) => si(row.peak_bytes, "B")],
+  ["step_time_ns", "Step time", true, (row) => row.step_time_ns === null ? "-" : scaled(row.step_time_ns, TIMES)],
+  ["throughput_per_s", "Samples/s", true, (row) => row.throughput_per_s === null ? "-" : number(row.throughput_per_s)],
+  ["energy_per_step_j", "Energy per step", true, energy], ["peak_memory_bytes", "Peak memory", true, (row) => si(row.peak_memory_bytes, "B")],
   ["started_s", "Started, UTC", true, (row) => day(row.started_s)],
 ];
 const place = (row) => row.key.split("/").map(encodeURIComponent).join("/");
@@ -91,6 +94,7 @@ function headings() {
 }
 const is = (status) => (row) => row.status === status;
 const pause = () => rows.some(is(UNREAD)) ? AT_ONCE_MS : rows.some(is("running")) ? FAST_MS : SLOW_MS;
+function complain(text) { $("about").textContent = text; follow.last = null; } // the next answer is shown again
 async function follow() {
   try {
     if (!document.hidden) {
@@ -98,9 +102,9 @@ async function follow() {
       if (answer.ok) {
         const text = await answer.text();
         if (text !== follow.last) { follow.last = text; rows = JSON.parse(text).rows; choices(); show(); }
-      } else if (answer.status === 403) $("about").textContent = "this page is not let in any more: open the address that stepscope view printed";
+      } else if (answer.status === 403) complain("this page is not let in any more: open the address that stepscope view printed");
     }
-  } catch { $("about").textContent = "the server does not answer"; }
+  } catch { complain("the server does not answer"); }
   setTimeout(follow, pause());
 }
 $("search").addEventListener("input", show);

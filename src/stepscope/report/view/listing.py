@@ -8,9 +8,7 @@ what the name of its folder says.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
-import json
 import os
 import stat
 import threading
@@ -22,14 +20,20 @@ from typing import Any
 
 import numpy as np
 
-from stepscope import __version__
 from stepscope.analysis.run import Run
+from stepscope.analysis.run_lists import (
+    facts_of_files,
+    file_states,
+    read_cached_rows,
+    whole_number,
+    write_cached_rows,
+)
 from stepscope.analysis.time.steps import quick_stats
 from stepscope.analysis.time.tracks import QUANTITIES, Line, lines_over_time
 from stepscope.arrays import Floats
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.fault_isolation import FailedPart, result_or_failed_part
-from stepscope.files import atomic_write, read_json, user_cache
+from stepscope.files import read_json
 from stepscope.privacy import redacted_text
 from stepscope.quantities import simulated_badge
 from stepscope.report.live.growing_files import planned_steps, status_from_header
@@ -39,26 +43,13 @@ _DEEPEST = 4  # a sweep keeps its runs two folders further down
 _MOST_RUNS = 20_000
 _WORTH_KEEPING = 100  # new rows: fewer are read again in less time than all are written
 _LARGEST = 32_000_000  # bytes of a JSON file that is read for the list
-_METRICS = {
-    "step_time": "step_ns",
-    "throughput": "samples_per_s",
-    "energy_per_step": "step_j",
-    "simulated_energy_per_step": "simulated_step_j",
-    "estimated_energy_per_step": "estimated_step_j",
-    "peak_memory": "peak_bytes",
-}
 UNREAD = "not read yet"  # in place of a status
 AT_ONCE = 500  # runs that the first answer reads, in about a third of a second
 MORE = 2_000  # that each later one does
 _WARMUP = 3  # steps, of a run that does not say
-_MOST_STEPS = 1 << 53
-_WHOLE = ("run", "process", "processes", "total", "device")
-
-# The rows of a list, from one process to the next: in the user's own cache, for what lies in the folder is not trusted.
-# A row counts while run.json and summary.json are as they were; a file that cannot be read or written costs time alone.
-Rows = dict[str, tuple[tuple[int, ...], dict[str, Any]]]  # by the path below the folder: state of its files, facts
-_FORMAT = 2
-_LARGEST_CACHE = 256_000_000  # bytes
+_CACHE: tuple[str, list[Any]] = ("lists", [3])  # of rows: [state of the files, facts] by the path below the folder
+_HEADERS = ("run.json", "summary.json")
+_FACTS = {"reason": None, "planned": None, **facts_of_files({}, {})}
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,7 @@ class ListedRun:
     facts: dict[str, Any]
 
 
-_Seen = tuple[tuple[int, ...], ListedRun]  # the state of its files when it was read
+_Seen = tuple[list[int], ListedRun]  # the state of its files when it was read
 
 
 class Listing:
@@ -81,7 +72,7 @@ class Listing:
         self._seen: dict[str, _Seen] = {}
         self._kept = {
             key: (state, ListedRun(key, self.root / key, facts))
-            for key, (state, facts) in read_cached_rows(self.root).items()
+            for key, (state, facts) in read_cached_rows(_CACHE[0], self.root, _CACHE[1]).items()
         }
         self._lock = threading.Lock()
 
@@ -97,21 +88,22 @@ class Listing:
                 if (
                     earlier is not None
                     and earlier[1].facts["status"] not in ("running", UNREAD)
-                    and earlier[0] == _header_file_state(folder)
+                    and earlier[0] == file_states(folder, *_HEADERS)
                 ):
                     unchanged[key] = earlier
                 else:
                     waiting.append((key, folder))
             waiting.sort(key=lambda run: run[1].name, reverse=True)  # names begin with the time
             later = {
-                key: earlier_rows.get(key) or ((), ListedRun(key, run, _facts_from_folder_name(run)))
+                key: earlier_rows.get(key) or ([], ListedRun(key, run, _facts_from_folder_name(run)))
                 for key, run in waiting[most:]
             }
             self._seen = {**unchanged, **later}
             new = self._read_rows(waiting[:most], earlier_rows)
             if len(new) >= _WORTH_KEEPING:
-                rows = {key: (state, run.facts) for key, (state, run) in self._seen.items()}
-                write_cached_rows(self.root, {key: row for key, row in rows.items() if row[1]["status"] != UNREAD})
+                rows = {key: [state, run.facts] for key, (state, run) in self._seen.items()
+                        if run.facts["status"] != UNREAD}  # fmt: skip
+                write_cached_rows(_CACHE[0], self.root, _CACHE[1], rows)
             rows_now = [listed for _, listed in self._seen.values()]
         return sorted(rows_now, key=lambda row: (row.facts["started_s"] or 0.0, row.key), reverse=True)
 
@@ -131,7 +123,7 @@ class Listing:
         read: list[_Seen] = []
         for key, folder in runs:
             self._seen.pop(key, None)
-            state = _header_file_state(folder)
+            state = file_states(folder, *_HEADERS)
             if (facts := _read_row(folder, self.root)) is not None:
                 read.append((state, ListedRun(key, folder, facts)))
         new = [listed for state, listed in read if earlier_rows.get(listed.key) != (state, listed)]
@@ -152,14 +144,14 @@ def has_link_outside(folder: Path, root: Path) -> bool:
 
 def _fill_in_quick_stats(rows: list[ListedRun], root: Path) -> None:
     """Fill in what only a report would tell of runs that have none yet, as far as their steps say it."""
-    without = {row.path: row for row in rows if row.facts["step_ns"] is None and _has_local_steps(row.path, root)}
+    without = {row.path: row for row in rows if row.facts["step_time_ns"] is None and _has_local_steps(row.path, root)}
     warmups = {folder: listed.facts["warmup"] for folder, listed in without.items()}
     quick_by_folder = result_or_failed_part(lambda: quick_stats(warmups))
     if isinstance(quick_by_folder, FailedPart):
         return  # these rows have no step time; the list goes on
     for folder, quick in quick_by_folder.items():
         facts = without[folder].facts
-        facts.update(steps=quick.steps, step_ns=quick.step_ns, samples_per_s=quick.samples_per_s)
+        facts.update(steps=quick.steps, step_time_ns=quick.step_ns, throughput_per_s=quick.samples_per_s)
 
 
 def _has_local_steps(folder: Path, root: Path) -> bool:
@@ -208,18 +200,6 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _header_file_state(folder: Path) -> tuple[int, ...]:
-    """Return what changes when run.json or summary.json does."""
-    state: list[int] = []
-    for name in ("run.json", "summary.json"):
-        try:
-            file_state = (folder / name).stat()
-            state += [file_state.st_mtime_ns, file_state.st_size, file_state.st_ino]
-        except OSError:
-            state += [0, 0, 0]
-    return tuple(state)
-
-
 def _read_object_within(path: Path, root: Path) -> dict[str, Any]:
     """The object in a file within the root; empty where there is none."""
     try:
@@ -236,25 +216,15 @@ def _read_row(folder: Path, root: Path) -> dict[str, Any] | None:
     header = _read_object_within(folder / "run.json", root)
     if not isinstance(header.get("schema"), int):
         return None
-    summary = _read_object_within(folder / "summary.json", root)
-    workload = header.get("workload")
-    about = workload if isinstance(workload, dict) else {"name": workload}
-    board, verdict = summary.get("board"), summary.get("verdict")
+    facts = facts_of_files(header, _read_object_within(folder / "summary.json", root))
     return {
+        **facts,
         "id": str(header.get("id", folder.name)),
         "status": status_from_header(header, folder),
         "reason": None if header.get("reason") is None else redacted_text(str(header["reason"])),
-        "workload": _text_or_none(about.get("name")) or folder.name,
-        "batch": _finite_number(about.get("batch_size")),
-        **{name: _text_or_none(about.get(name)) for name in ("optimizer", "precision", "device")},
-        "board": _text_or_none(board.get("title")) if isinstance(board, dict) else None,
-        "started_s": _start_time_s(header),
-        "steps": _step_count(summary.get("steps")),
-        "warmup": _WARMUP if (stated := _step_count(header.get("warmup_steps"))) is None else stated,
+        "workload": facts["workload"] or folder.name,
+        "warmup": _WARMUP if (stated := whole_number(header.get("warmup_steps"))) is None else stated,
         "planned": planned_steps(header),
-        "simulated": _text_or_none(header.get("simulated")),
-        "verdict": _text_or_none(verdict.get("sentence")) if isinstance(verdict, dict) else None,
-        **_summary_metrics(summary),
     }
 
 
@@ -263,10 +233,8 @@ def _facts_from_folder_name(folder: Path) -> dict[str, Any]:
     stamp, _, name_and_number = folder.name.partition("-")
     started_s = _stamped_s(stamp)
     workload = name_and_number.rpartition("-")[0] if started_s is not None else ""
-    unknown = ("reason", "batch", "optimizer", "precision", "device", "board", "steps", "planned", "simulated",
-               "verdict")  # fmt: skip
     facts = {"id": folder.name, "status": UNREAD, "workload": workload or folder.name, "warmup": _WARMUP}
-    return {**dict.fromkeys((*unknown, *_METRICS.values())), **facts, "started_s": started_s}
+    return {**_FACTS, **facts, "started_s": started_s}
 
 
 def _stamped_s(name: str) -> float | None:
@@ -274,67 +242,6 @@ def _stamped_s(name: str) -> float | None:
     with contextlib.suppress(ValueError):
         return datetime.strptime(name[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
     return None
-
-
-def _summary_metrics(summary: dict[str, Any]) -> dict[str, float | None]:
-    values: dict[str, float | None] = dict.fromkeys(_METRICS.values())
-    rows = summary.get("metrics")
-    for row in rows if isinstance(rows, list) else ():
-        if isinstance(row, dict) and row.get("metric") in _METRICS and row.get("scope") in _WHOLE:
-            name = _METRICS[row["metric"]]
-            values[name] = _finite_number(row.get("value")) if values[name] is None else values[name]
-    return values
-
-
-def _start_time_s(header: dict[str, Any]) -> float | None:
-    clock = header.get("clock")
-    unix_ns = _finite_number(clock.get("unix_ns")) if isinstance(clock, dict) else None
-    return None if unix_ns is None else unix_ns / 1e9
-
-
-def _text_or_none(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
-def _step_count(value: object) -> int | None:
-    """A number of steps that may be; a file of others may hold any."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_STEPS else None
-
-
-def _finite_number(value: object) -> float | None:
-    """A finite number; JSON files of others may hold NaN."""
-    is_finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return float(value) if is_finite and isinstance(value, int | float) else None
-
-
-def read_cached_rows(root: Path) -> Rows:
-    """Return the rows that an earlier process stored of this folder; empty where there are none."""
-    try:
-        path = _rows_path(root)
-        if path.stat().st_size > _LARGEST_CACHE:
-            return {}
-        content = json.loads(path.read_bytes())
-        if content["made_by"] != [_FORMAT, __version__] or content["root"] != str(root):
-            return {}
-        return {key: (tuple(state), facts) for key, (state, facts) in content["rows"].items()}
-    except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError):
-        return {}
-
-
-def write_cached_rows(root: Path, rows: Rows) -> None:
-    """Store the rows of this folder, readable by this user alone."""
-    with contextlib.suppress(OSError, RuntimeError):
-        path = _rows_path(root)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        content = {"made_by": [_FORMAT, __version__], "root": str(root), "rows": rows}
-        with atomic_write(path) as part:
-            part.touch(mode=0o600)
-            part.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
-
-
-def _rows_path(root: Path) -> Path:
-    """Return the cache file of a folder below XDG_CACHE_HOME; RuntimeError without a home."""
-    return user_cache() / "lists" / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}.json"
 
 
 MOST_RUNS = 10  # as many as there are colours that can be told apart

@@ -7,7 +7,9 @@ $("whole").href = "/run/" + place;
 function show(now) {
   $("facts").replaceChildren(...now.rows.map(([name, value]) => { const row = document.createElement("div"); row.append(node("dt", name), node("dd", value)); return row; }));
   $("warnings").replaceChildren(...now.warnings.map((said) => node("li", said)));
-  if (now.ended) { $("lede").textContent = "This run has ended (" + now.status + ")."; $("whole").textContent = "The page of this run"; }
+  const lede = now.ended ? "This run has ended (" + now.status + ")." : "This run goes on; the numbers follow it.";
+  if ($("lede").textContent !== lede) $("lede").textContent = lede; // what is said again is read aloud again
+  if (now.ended) $("whole").textContent = "The page of this run";
 }
 async function follow() {
   try {

@@ -13,7 +13,7 @@ const node = (tag, attributes = {}, ...children) => {
   return made;
 };
 const style = (at) => ({ stroke: "var(--run-" + at + ")", "stroke-dasharray": DASHES[at % DASHES.length] });
-const said = (value) => value === null || value === undefined ? "-" : String(Number(value.toPrecision(3)));
+const said = (value) => value === null || value === undefined ? "-" : value.toLocaleString("en", { maximumSignificantDigits: 3 });
 const ticked = (name) => new Set([...document.querySelectorAll("input[name=" + name + "]:checked")].map((box) => box.value));
 
 function box(name, value, text, checked, type = "checkbox") {

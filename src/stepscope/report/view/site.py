@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections import OrderedDict
@@ -19,9 +20,17 @@ from stepscope.quantities import simulated_badge
 from stepscope.report import compare_page, html
 from stepscope.report.charts.style import DARK, LIGHT
 from stepscope.report.live.run_state import Now, RunWatcher
-from stepscope.report.view import listing as over_time
+from stepscope.report.live.screen import clock_pieces, slowdown_pieces
 from stepscope.report.view.access import HTML, Access, HttpAnswer, cookie_name
-from stepscope.report.view.listing import AT_ONCE, MORE, ListedRun, Listing, has_link_outside
+from stepscope.report.view.listing import (
+    AT_ONCE,
+    MORE,
+    ListedRun,
+    Listing,
+    has_link_outside,
+    newest_with_steps,
+    over_time_data,
+)
 from stepscope.units import amount, bytes_, capitalize_first, duration, number, percent, plural, si
 
 _JSON = "application/json"
@@ -110,13 +119,13 @@ class Site:
         chosen = (
             self._find_chosen_runs(keys)
             if keys
-            else over_time.newest_with_steps(self.listing.list_runs(AT_ONCE), self.listing.root)
+            else newest_with_steps(self.listing.list_runs(AT_ONCE), self.listing.root)
         )
         if isinstance(chosen, HttpAnswer):
             return chosen
         state = tuple(page_files_state(listed.path) for listed in chosen)
         cache_key = ("over-time", *(listed.key for listed in chosen))
-        data = self._kept.get(cache_key, state, lambda: json.dumps(over_time.over_time_data(chosen), allow_nan=False))
+        data = self._kept.get(cache_key, state, lambda: json.dumps(over_time_data(chosen), allow_nan=False))
         page, script = _render_page("over_time", title="Over time", about=self.listing.root.name, data=json.loads(data))
         return HttpAnswer(200, page, HTML, _page_policy(script))
 
@@ -162,6 +171,9 @@ class PageCache:
 
     def get(self, key: tuple[str, ...], state: object, draw: Callable[[], str]) -> str:
         """The page under a key: as it was drawn for this state of its files, else drawn now."""
+        entry = self._pages.get(key)
+        if entry is not None and entry[0] == state:
+            return entry[1]  # without waiting for a page that is being drawn
         with self._lock:
             entry = self._pages.get(key)
             page = entry[1] if entry is not None and entry[0] == state else draw()
@@ -176,9 +188,10 @@ def page_files_state(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Name, time and size of every file of a run that its page is made of."""
     states = []
     for path in sorted(folder.rglob("*")):
-        if path.suffix != ".html" and path.is_file():
-            about = path.stat()
-            states.append((path.relative_to(folder).as_posix(), about.st_mtime_ns, about.st_size))
+        with contextlib.suppress(FileNotFoundError):  # a run that goes on replaces its files
+            if path.suffix != ".html" and path.is_file():
+                about = path.stat()
+                states.append((path.relative_to(folder).as_posix(), about.st_mtime_ns, about.st_size))
     return tuple(states)
 
 
@@ -249,12 +262,17 @@ def _fact_rows(now: Now) -> list[tuple[str, str]]:
         ("Time left", "-" if now.left_s is None else duration(now.left_s * 1e9)),
         ("Cores", " · ".join(percent(share, 0) for _, share in now.cores) or "-"),
         *((f"Accelerator {name}", percent(share, 0)) for name, share in now.accelerators),
-        ("Memory of the process", bytes_(now.resident_bytes)),
+        (f"Memory of {'all processes' if now.processes else 'the process'}", bytes_(now.resident_bytes)),
         ("Memory available", bytes_(now.available_bytes)),
         *((f"Memory of {name}", bytes_(used)) for name, used, _ in now.accelerator_memory),
         ("Power, whole device", si(now.total_w, "W")),
         *((f"Power of {name}", si(watts, "W")) for name, watts in now.rails),
         *((f"Temperature of {name}", f"{amount(value, 'degC')}") for name, value in now.temperatures),
+        *(
+            (label, " · ".join(texts))
+            for label, pieces in (("Clocks", clock_pieces(now)), ("Limits", slowdown_pieces(now)))
+            if (texts := [text for text, _ in pieces])
+        ),
         *((capitalize_first(name), amount(value, unit)) for name, value, unit in now.others),
     ]
     if now.left_j is not None:
