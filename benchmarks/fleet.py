@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from stepscope.experiments.engine.sweep_points import Grid, SweepPoint, WorkloadEntry
@@ -52,7 +53,7 @@ def sweep_of(path: Path, runs: int) -> FleetFolder:
     entry = WorkloadEntry("nothing", ("smoke",), 1, "sgd", ("sgd",))
     plan = {
         "name": "bench", "created": "now", "tier": None, "argv": [], "limits": {"memory": None},
-        "rules": RunRules(steps=1, time_limit_s=60.0).to_dict(),
+        "rules": asdict(RunRules(steps=1, time_limit_s=60.0)),
         "order": [point.to_dict() for point in Grid(repeats=runs).points([entry], seed=0)],
     }  # fmt: skip
     return FleetFolder.create(path, [BOARD], plan, [entry])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import json
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
+import torch
 import typer
 
 import stepscope
@@ -298,8 +300,7 @@ def test_what_the_code_of_a_workload_raises_is_no_fault_of_ours(
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text(BROKEN_LOSS)
-    names: dict[str, Any] = {}
-    exec(compile(BROKEN_LOSS, str(file), "exec"), names)
+    names = _compiled(BROKEN_LOSS, str(file))
     failed = "the training of 'mynet' failed: AttributeError"
     with pytest.raises(StepscopeError, match=failed) as refusal, faults_of_training("mynet"):
         names["loss"](object())
@@ -308,6 +309,28 @@ def test_what_the_code_of_a_workload_raises_is_no_fault_of_ours(
     assert shown.startswith("Traceback (most recent call last):\n")
     assert f'File "{file}", line 2, in loss' in shown
     assert str(Path(stepscope.__file__).parent) not in shown
+
+
+HOOK, WRONG_SHAPE = (f"def {name}(layer, x):\n    return layer(x)\n" for name in ("call", "loss"))
+
+
+def test_what_torch_raises_below_our_hook_in_a_layer_of_the_user_is_no_fault_of_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    passes_on = _compiled(HOOK, str(Path(stepscope.__file__).parent / "record" / "torch_hooks.py"))["call"]
+    loss = _compiled(WRONG_SHAPE, str(tmp_path / "mine.py"))["loss"]
+    failed = "the training of 'mine.py:mynet' failed: RuntimeError"
+    with pytest.raises(StepscopeError, match=failed) as refusal, faults_of_training("mine.py:mynet"):
+        loss(functools.partial(passes_on, torch.nn.Linear(3, 5)), torch.zeros(2, 4))
+    assert refusal.value.hint == "mend its file"
+    assert 'mine.py", line 2, in loss' in capsys.readouterr().err
+
+
+def _compiled(code: str, file: str) -> dict[str, Any]:
+    """Return what a code defines, as if it stood in this file."""
+    names: dict[str, Any] = {}
+    exec(compile(code, file, "exec"), names)
+    return names
 
 
 def test_what_our_own_code_raises_beside_a_training_stays_a_fault_of_ours() -> None:

@@ -18,7 +18,10 @@ from tests.warm_python import WarmPython
 
 import stepscope
 from stepscope import runfolder
+from stepscope.__main__ import main as stepscope_main
+from stepscope.api.requests import STUDIES, StudyRequest
 from stepscope.cli import load_commands
+from stepscope.errors import UsageError
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -106,6 +109,25 @@ def test_every_documented_command_and_program_runs(page: Path, tmp_path: Path, w
                 words = shlex.split(re.sub(r"--steps \d+", f"--steps {FEW_STEPS}", line))
                 assert words[0] == "stepscope", f"{page.name}: not a stepscope command: {line}"
                 run("-m", *words)
+
+
+def test_every_study_of_the_guide_can_be_begun_as_it_is_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each command is parsed and checked on this machine, up to its first point: all of them take hours."""
+    begun: list[str] = []
+
+    def begin(request: StudyRequest, *_: object, **__: object) -> None:
+        begun.append(request.study)
+        raise UsageError("begun")
+
+    monkeypatch.setattr("stepscope.api.study.answer_request", begin)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    page = (DOCS / "guide-studies.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^(?: {4})?stepscope (study .+)$", page, re.MULTILINE)
+    for command in commands:
+        assert stepscope_main(shlex.split(command)) == UsageError.exit_code
+    assert begun == [command.split()[1] for command in commands]
+    assert set(STUDIES) - set(begun) == {"power-modes"}  # which no machine without modes takes
 
 
 def test_the_front_page_has_the_places_that_its_run_is_written_into() -> None:

@@ -144,6 +144,15 @@ def sync(path: Path) -> None:
         os.close(file)
 
 
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of the content of a file that may be larger than memory."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 def digest_of(files: Iterable[Path]) -> str:
     """Return 16 hexadecimal digits of the SHA-256 of the contents, in this order."""
     digest = hashlib.sha256()

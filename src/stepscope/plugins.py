@@ -35,9 +35,9 @@ def discover(
     modules: list[ModuleType] = []
     warnings: list[str] = []
     for name in _file_names(package, skip):
-        _try(f"{package.__name__}.{name}", f"file '{name}.py'", modules, warnings)
+        _try_import(f"{package.__name__}.{name}", f"file '{name}.py'", modules, warnings)
     for point in entry_points(group=group) if points is None else points:
-        _try(point, f"plug-in '{point.name}' of {_owner(point)} ({group})", modules, warnings)
+        _try_import(point, f"plug-in '{point.name}' of {_owner(point)} ({group})", modules, warnings)
     return Discovery(tuple(modules), tuple(warnings))
 
 
@@ -68,7 +68,7 @@ def _owner(point: EntryPoint) -> str:
         return "unknown package"
 
 
-def _try(module: str | EntryPoint, description: str, modules: list[ModuleType], warnings: list[str]) -> None:
+def _try_import(module: str | EntryPoint, description: str, modules: list[ModuleType], warnings: list[str]) -> None:
     """Import one module; someone else's broken file may raise anything, or exit, and must not stop the rest."""
     try:
         modules.append(importlib.import_module(module if isinstance(module, str) else module.module))

@@ -56,7 +56,7 @@ def stepscope_scope(request: pytest.FixtureRequest) -> Iterator[Scope | InertSco
     if not request.config.getoption("--stepscope"):
         yield InertScope()
         return
-    scope = _begun(request.node, "calls")
+    scope = _begin_test_scope(request.node, "calls")
     yield scope or InertScope()
     if scope is not None:
         scope.close("interrupted", "the test was not called")  # one that was is closed by now
@@ -67,7 +67,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Around a test that is profiled: by its marker here, with the fixture since that was set up."""
     marked = item.get_closest_marker("stepscope") is not None
     if marked and item.config.getoption("--stepscope") and "stepscope_scope" not in _fixtures(item):
-        _begun(item, "optimizer")
+        _begin_test_scope(item, "optimizer")
     try:
         result = yield
     except BaseException as error:
@@ -115,7 +115,7 @@ def _profiled(item: Any, steps: str) -> Any:
     return profile(**{"out": item.config.getoption("--stepscope-out"), "name": name, "steps": steps, **options})
 
 
-def _begun(item: pytest.Item, steps: str) -> Scope | None:
+def _begin_test_scope(item: pytest.Item, steps: str) -> Scope | None:
     """The scope of this test, profiled from now on; None with a warning where no run can be written."""
     from stepscope.errors import StepscopeError, UsageError
 

@@ -249,7 +249,7 @@ class Request:
     def to_dict(self) -> dict[str, Any]:
         """Return what belongs to the question, as plain data that JSON can hold; `from_settings` reads it."""
         return {
-            name: _plain(getattr(self, name))
+            name: _to_plain_value(getattr(self, name))
             for name, parameter in parameters(type(self)).items()
             if parameter.option.stored
         }
@@ -312,9 +312,9 @@ def _parameter(name: str, about: Option, hint: Any) -> Parameter:
     return Parameter(name, about, hint)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_value(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [_plain(single) for single in value]
+        return [_to_plain_value(single) for single in value]
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return int(value)
     return str(value) if isinstance(value, Path) else value
@@ -359,7 +359,7 @@ _SHOWN = {"J": ("Wh", "J"), "share": ("%", ""), "degC": ("C", "C"), "g/J": ("g/k
 def amount_text(value: float, unit: str) -> str:
     """Return an amount as it would be typed; what is typed so is this very number again."""
     if unit not in _SHOWN:
-        return str(_plain(value))
+        return str(_to_plain_value(value))
     symbol, exact = _SHOWN[unit]
     text = f"{value / UNITS[unit].factors[symbol.lower()]:.12g}{symbol}"
     return text if parse_amount("", text, unit) == value else f"{value!r}{exact}"

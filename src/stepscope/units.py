@@ -197,10 +197,10 @@ def plural(count: int, noun: str) -> str:
 def cut_in_the_middle(names: Sequence[str], width: int) -> list[str]:
     """Return the names in at most so many characters, cut where they still differ: "tra…h.0.attn", "tra…h.1.attn"."""
     for head in range(width // 3, -1, -1):
-        short = [_cut(name, head, width) for name in names]
+        short = [_cut_name(name, head, width) for name in names]
         if len(set(short)) == len(set(names)):
             return short
-    return [_cut(name, width // 3, width) for name in names]
+    return [_cut_name(name, width // 3, width) for name in names]
 
 
 def distinct_width(names: Sequence[str], least: int = 8) -> int:
@@ -210,7 +210,7 @@ def distinct_width(names: Sequence[str], least: int = 8) -> int:
     return next(enough, longest)
 
 
-def _cut(name: str, head: int, width: int) -> str:
+def _cut_name(name: str, head: int, width: int) -> str:
     return name if len(name) <= width else f"{name[:head]}…{name[len(name) - max(width - 1 - head, 0) :]}"
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def fleet_folder(path: Path, boards: list[str], *names: str, **axes: Any) -> Fle
     entries = [entry(name) for name in names]
     plan = {
         "name": path.name, "created": "now", "tier": None, "argv": [], "limits": {"memory": None},
-        "rules": RunRules(steps=6, time_limit_s=HANG_S).to_dict(),
+        "rules": asdict(RunRules(steps=6, time_limit_s=HANG_S)),
         "order": [point.to_dict() for point in Grid(**{"repeats": 1, **axes}).points(entries, seed=0)],
     }  # fmt: skip
     return FleetFolder.create(path, boards, plan, entries)

@@ -373,6 +373,9 @@ def test_a_meter_s_table_is_a_rail_beside_a_profiler_file_and_its_columns_can_be
     table.write_text("t,power\n" + "".join(f"{n * 0.05},{8 + n % 2}\n" for n in range(80)))
     with pytest.raises(UsageError, match="start of its own"):
         run_of(table)
+    table.write_text("time,power\n" + "".join(f"01/31/2026 01:00:{n} PM,{8 + n % 2}\n" for n in range(10, 60)))
+    with pytest.raises(UsageError, match="'01/31/2026 01:00:10 PM' is not a known time format"):
+        run_of(table)
 
 
 def test_rails_that_only_some_lines_of_a_log_have_are_kept(tmp_path: Path) -> None:

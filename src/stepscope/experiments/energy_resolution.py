@@ -10,7 +10,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,19 @@ class StopWhenEnergyResolved:
         least, most = (growth * self._checked_at for growth in (_LEAST_GROWTH, _MOST_GROWTH))
         expected = most if self.more_steps is None else self._checked_at + self.more_steps
         self._next = max(min(max(expected, least), most), self._steps + 1)
+
+
+@contextmanager
+def stop_when_resolved(share: float | None, out: Path) -> Iterator[StopWhenEnergyResolved | None]:
+    """Yield what is called after each step: is this share of the energy within 10 %? None where none is wanted."""
+    if share is None:
+        yield None
+        return
+    resolved = StopWhenEnergyResolved(out, share)
+    try:
+        yield resolved
+    finally:
+        resolved.close()
 
 
 def _parse_answer(text: str) -> dict[str, Any]:

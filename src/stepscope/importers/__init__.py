@@ -7,7 +7,6 @@ among what the run has not measured. `import_file` is the way in; docs/guide-imp
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import shutil
 from array import array
@@ -21,6 +20,7 @@ import polars as pl
 
 from stepscope import __version__
 from stepscope.errors import OutputNotWritable, UnknownName, UsageError
+from stepscope.files import sha256_of
 from stepscope.importers import sensor_logs
 from stepscope.importers.chrome_events import read_beginning, read_events
 from stepscope.importers.sensor_logs import Clock, LogKind, SensorLog, duplicate_sensors, write_logs
@@ -287,11 +287,7 @@ def _origin_facts(
 
 
 def _size_and_hash(source: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with source.open("rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
-    return {"bytes": source.stat().st_size, "sha256": digest.hexdigest()}
+    return {"bytes": source.stat().st_size, "sha256": sha256_of(source)}
 
 
 def _warmup_steps(file: ProfilerFile | None, requested: int | None) -> int:
@@ -326,7 +322,8 @@ def _detect_kind(path: Path, requested: str | None, columns: tuple[str | None, s
             return kind.name
     if any(columns) and any(mark in line for line in lines[:1] for mark in ",;\t"):
         return "meter-csv"  # a table whose columns the user has named
-    raise UsageError(f"'{path}' has an unknown format", f"known: {', '.join(NAMES)}; set it with --kind")
+    hint = f"known: {', '.join(NAMES)}; set it with --kind; columns of a CSV: --time-column, --power-column"
+    raise UsageError(f"'{path}' has an unknown format", hint)
 
 
 def _read_logs(path: Path, kind: str, clock: Clock) -> list[SensorLog]:

@@ -21,7 +21,7 @@ import numpy as np
 from stepscope.arrays import Ints
 from stepscope.errors import UsageError
 from stepscope.record.log_times import MOST_TIME_S, UnknownUnit, is_plausible_stamp, stamps_in_unix_s
-from stepscope.record.meter_csv import MeterLog, parse_meter_csv
+from stepscope.record.meter_csv import UNNAMED, MeterLog, NoReadings, parse_meter_csv
 from stepscope.record.sensors.contract import Channel, channel_id
 
 _MLLOG, _POWER_KEYS = ":::MLLOG", ("power_reading",)
@@ -125,8 +125,8 @@ def _powersensor_row(cells: Sequence[str], head: Sequence[str]) -> list[float] |
 def is_meter_csv(lines: Sequence[str]) -> bool:
     """Return whether this is a table whose header names a time and a power."""
     try:
-        return parse_meter_csv("\n".join(lines)).power_column != "column 2"
-    except UnknownUnit:  # which whoever reads it is told
+        return parse_meter_csv("\n".join(lines)).power_column != UNNAMED
+    except (UnknownUnit, NoReadings):  # which whoever reads it is told
         return True
     except ValueError:
         return False

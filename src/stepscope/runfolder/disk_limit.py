@@ -65,7 +65,7 @@ def _thin(run: Path, room: int, ladder: ThinningLevels, make: Thin, steps: bool)
     while True:
         files = _packed_files(run, steps)
         sizes = {part: _size(run, part) for part in files}
-        chosen = _chosen(sizes, room, ladder, refused)
+        chosen = _files_to_thin(sizes, room, ladder, refused)
         if not chosen:
             return
         coarser = next(grain for grain in ladder.grains if grain > chosen[0].grain)
@@ -92,7 +92,7 @@ def _size(run: Path, part: PartName) -> int:
         return 0
 
 
-def _chosen(sizes: dict[PartName, int], room: int, ladder: ThinningLevels, refused: set[str]) -> list[PartName]:
+def _files_to_thin(sizes: dict[PartName, int], room: int, ladder: ThinningLevels, refused: set[str]) -> list[PartName]:
     """Return the oldest files of the finest step of the ladder that takes more than its share; none within the room.
 
     The first part stays as it was for as long as can be: most steps are profiled at the beginning of a run.

@@ -98,7 +98,7 @@ class RunReader:
     @cached_property
     def files(self) -> dict[str, tuple[int, int]]:
         """Size in bytes and time of the last change, ns, of each file with rows or facts, by its name in the folder."""
-        return dict(_listed(self.path))
+        return dict(_list_row_files(self.path))
 
     @cached_property
     def device(self) -> dict[str, Any]:
@@ -333,7 +333,7 @@ class RunReader:
             self._mark_damaged(part.name)
             return
         most = max((file.last for file in parts_of_stem(part.stem, self.files)), default=0)
-        there = parts_of_stem(part.stem, (name for name, _ in _listed(self.path)))
+        there = parts_of_stem(part.stem, (name for name, _ in _list_row_files(self.path)))
         now = [file for file in there if file.first <= most]
         self._relisted[part.stem] = [file.name for file in now]
 
@@ -541,7 +541,7 @@ _TABLES = (".parquet", ".part", ".rows")
 _Rows = np.ndarray[Any, np.dtype[Any]]
 
 
-def _listed(run: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+def _list_row_files(run: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     """Name, size in bytes and time of the last change, ns, of each file that a reader reads, but run.json."""
     for folder in ("", *validation.FOLDERS):
         with contextlib.suppress(OSError), os.scandir(run / folder) as entries:

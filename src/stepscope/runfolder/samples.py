@@ -94,9 +94,11 @@ class SampleFile:
                 raise OSError(f"'{path}' is not a regular file")
             size = state.st_size if most is None else most
             if part.grain:
-                rows, stands_for, read = _thinned(path, columns, counters)
+                rows, stands_for, read = _open_thinned_file(path, columns, counters)
             else:
-                rows, read = _packed(path, columns) if part.packed else _appended(path, columns, size)
+                rows, read = (
+                    _open_packed_file(path, columns) if part.packed else _open_appended_file(path, columns, size)
+                )
                 stands_for = rows
         if part.packed and most is not None:
             rows = min(rows, most // sample_dtype(columns).itemsize)
@@ -297,7 +299,7 @@ class Downsampler:
         frame = frame.with_columns(
             group=pl.when(apart).then(-pl.int_range(pl.len()) - 1).otherwise(block), segment=apart.cum_sum()
         )
-        frame = _repeated(frame)
+        frame = _repeat_rows(frame)
         length = pl.col("t1_ns") - pl.col("t0_ns")
         edges = [(pl.col("turn") + after) / pl.col("times") for after in (0, 1)]
         begin, end = (pl.col("t0_ns") + (length * edge).cast(pl.Int64) for edge in edges)
@@ -384,7 +386,7 @@ class Downsampler:
         return pl.concat([frame, nothing], how="diagonal").sort("t0_ns", maintain_order=True)
 
 
-def _repeated(frame: pl.DataFrame) -> pl.DataFrame:
+def _repeat_rows(frame: pl.DataFrame) -> pl.DataFrame:
     """Each row so many times as its `times` says, with the number of its `turn`."""
     times = frame["times"].to_numpy()
     if not len(times) or times.max() <= 1:
@@ -393,7 +395,7 @@ def _repeated(frame: pl.DataFrame) -> pl.DataFrame:
     return frame[np.repeat(np.arange(len(times)), times)].with_columns(turn=pl.Series(turn, dtype=pl.Int64))
 
 
-def _thinned(path: Path, columns: list[str], counters: frozenset[str]) -> tuple[int, int, Chunk]:
+def _open_thinned_file(path: Path, columns: list[str], counters: frozenset[str]) -> tuple[int, int, Chunk]:
     """Return rows of a thinned file, how many readings they stand for, and what reads some of them."""
     names = thinned_columns(columns, counters)
 
@@ -416,7 +418,7 @@ def _thinned(path: Path, columns: list[str], counters: frozenset[str]) -> tuple[
     return int(counts["len"][0]), int(counts["sum"][0]), read
 
 
-def _packed(path: Path, columns: list[str]) -> tuple[int, Chunk]:
+def _open_packed_file(path: Path, columns: list[str]) -> tuple[int, Chunk]:
     """Return the number of rows of a Parquet file, and what reads some of them."""
 
     def read(first: int, count: int) -> pl.DataFrame:
@@ -425,7 +427,7 @@ def _packed(path: Path, columns: list[str]) -> tuple[int, Chunk]:
     return int(pl.scan_parquet(path).select(pl.len()).collect().item()), read
 
 
-def _appended(path: Path, columns: list[str], most: int) -> tuple[int, Chunk]:
+def _open_appended_file(path: Path, columns: list[str], most: int) -> tuple[int, Chunk]:
     """Return the same of a file of rows, of which `most` bytes are read."""
     dtype = sample_dtype(columns)
     rows = most // dtype.itemsize

@@ -248,7 +248,7 @@ def _match_shape(value: Any, shape: Shape, where: str, dropped: list[str], depth
     if value is None:
         return None
     if shape is None:
-        return _plain(value, where, dropped, depth)
+        return _keep_plain(value, where, dropped, depth)
     if isinstance(shape, Fields):
         accepted = _match_shape(value, shape.shape, where, dropped, depth)
         whole = accepted is not _DROPPED and all(accepted.get(key) is not None for key in shape.needs)
@@ -268,7 +268,7 @@ def _match_shape(value: Any, shape: Shape, where: str, dropped: list[str], depth
         return value if _is_name(value, _RUN_NAME) else _DROPPED
     if not isinstance(value, shape) or (isinstance(value, bool) and shape is not bool):
         return _DROPPED
-    return _plain(value, where, dropped, depth)
+    return _keep_plain(value, where, dropped, depth)
 
 
 def _is_name(value: Any, form: re.Pattern[str]) -> bool:
@@ -293,7 +293,7 @@ def _items(value: list[Any], shape: Shape, where: str, dropped: list[str], depth
             yield accepted
 
 
-def _plain(value: Any, where: str, dropped: list[str], depth: int) -> Any:
+def _keep_plain(value: Any, where: str, dropped: list[str], depth: int) -> Any:
     """A value that nothing is declared of: any JSON within the ranges."""
     if isinstance(value, str):
         return clean_text(value)
@@ -337,7 +337,7 @@ def _suggest_run(path: Path) -> str:
     return f"did you mean {near[0]}?" if near else "list the folder that you gave to --out (default: runs/)"
 
 
-def _inside(path: Path) -> str:
+def _hint_in_folder(path: Path) -> str:
     """Return the newest run in a folder of runs, or what a run's folder is called."""
     folders = run_folders(path)
     place = f"the newest here is {newest_runs(folders, 1)[0]}" if folders else "runs/<stamp>-<name>-<id>"
@@ -353,7 +353,7 @@ def read_header(path: Path, damaged: list[str]) -> dict[str, Any]:
         content = read_regular(path / "run.json", MOST_BYTES)
         header, dropped = parse(content, RUN)
     except FileNotFoundError:
-        raise RunNotFound(f"'{path}' holds no run.json", _inside(path)) from None
+        raise RunNotFound(f"'{path}' holds no run.json", _hint_in_folder(path)) from None
     except (OSError, ValueError) as error:
         hint = "bring it back from a copy of the run folder; the Parquet files beside it can be read by themselves"
         raise RunDamaged(f"'{path / 'run.json'}' cannot be read: {error}", hint) from error

@@ -126,7 +126,7 @@ def start(
     home = Path(tempfile.mkdtemp(prefix="stepscope-board-", dir=shared))
     truth_folder = home if folder is None else Path(folder)
     try:
-        _make(truth_folder)
+        _make_folder(truth_folder)
         create_ring(home / "ring")
         states = StateLog(home / "states.jsonl")
         marker = StateMarker(open_writer(home / "ring"), states, models)
@@ -138,7 +138,7 @@ def start(
     return Simulation(board, home, truth_folder, process, marker, states)
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

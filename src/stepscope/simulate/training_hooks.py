@@ -47,7 +47,7 @@ class StateMarker:
         self._handles: list[Any] = []
         self._on = False
         self.failure: str | None = None
-        for name, model in _named(models):
+        for name, model in _name_models(models):
             self._enter_model(model, name)
 
     def attach(self) -> None:
@@ -180,7 +180,7 @@ def _inputs_first(keywords: Mapping[str, Any]) -> list[Any]:
     return [keywords[name] for name in sorted(keywords, key=lambda name: name not in ("input", "query"))]
 
 
-def _named(models: Models) -> list[tuple[str, nn.Module]]:
+def _name_models(models: Models) -> list[tuple[str, nn.Module]]:
     if models is None:
         return []
     if isinstance(models, nn.Module):

@@ -7,17 +7,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import polars as pl
 
-from stepscope.analysis.estimate import mean_interval, null_if_nan
+from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.memory.events import peak
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.errors import StepscopeError
 from stepscope.experiments.breakdown import Breakdown
-from stepscope.experiments.engine.engine import Plan
+from stepscope.experiments.engine.engine import Plan, mean_of_all
 from stepscope.experiments.sweeps import INFERENCE, TRAINING, TrainingSetting
 from stepscope.experiments.sweeps.trainings import TrainingRun, training_plan
 from stepscope.footprint.chart_data import TRAINING as DRY_TRAINING
@@ -144,9 +143,9 @@ def _answer(evidence: Evidence, request: Breakdown) -> Iterator[str]:
     for model in request.models:
         of = _mean_times(evidence.times.get((model, TRAINING), ()))
         if of:
-            whole = sum(value for value, _, _ in of.values())
-            first = sorted(of, key=lambda name: -of[name][0])[:3]
-            shares = ", ".join(f"{name} {of[name][0] / whole:.0%}" for name in first)
+            whole = sum(mean.value for mean in of.values())
+            first = sorted(of, key=lambda name: -of[name].value)[:3]
+            shares = ", ".join(f"{name} {of[name].value / whole:.0%}" for name in first)
             launching = "" if request.device == "cpu" else "of the CPU, which launches the kernels: "
             yield f"{model}: {whole:.3g} ms a step ({launching}{shares})."
     yield from _memory_difference(evidence, request)
@@ -174,19 +173,10 @@ def _saved_by_family(peak: Mapping[tuple[str, str], int]) -> dict[str, int]:
     return {family: size for (holder, family), size in peak.items() if holder == "saved"}
 
 
-def _mean_times(repeats: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None, float | None]]:
+def _mean_times(repeats: Sequence[Mapping[str, float]]) -> dict[str, Estimate]:
     """Mean ms of each family over the repeats with Student's interval; the means add up to the mean step."""
     names = {name for repeat in repeats for name in repeat}
-    means = {}
-    for name in names:
-        mean, low, high = mean_interval(np.array([repeat.get(name, 0.0) for repeat in repeats]))
-        means[name] = (mean, None if null_if_nan(low) is None else max(low, 0.0), null_if_nan(high))
-    return means
-
-
-def _mean_wholes(repeats: Sequence[Mapping[str, float]]) -> tuple[float, float | None, float | None]:
-    mean, low, high = mean_interval(np.array([sum(repeat.values()) for repeat in repeats]))
-    return mean, None if null_if_nan(low) is None else max(low, 0.0), null_if_nan(high)
+    return {name: mean_of_all(repeat.get(name, 0.0) for repeat in repeats) for name in names}
 
 
 TIME_COLUMNS = ("model", "mode", "operator", "ms a step", "low", "high", "%")
@@ -196,10 +186,10 @@ def _time_table(evidence: Evidence, device: str) -> ResultTable:
     rows: list[tuple[Value, ...]] = []
     for (model, kind), repeats in evidence.times.items():
         of = _mean_times(repeats)
-        whole = sum(value for value, _, _ in of.values())
-        ordered = sorted(of, key=lambda name: -of[name][0])
-        rows += [(model, kind, name, *of[name], 100 * of[name][0] / whole) for name in ordered]
-        rows.append((model, kind, "whole step", *_mean_wholes(repeats), 100.0))
+        whole = sum(mean.value for mean in of.values())
+        ordered = sorted(of, key=lambda name: -of[name].value)
+        rows += [(model, kind, name, *of[name].row, 100 * of[name].value / whole) for name in ordered]
+        rows.append((model, kind, "whole step", *mean_of_all(sum(repeat.values()) for repeat in repeats).row, 100.0))
     note = "Self time of the operators of profiled steps on the CPU; with the framework overhead it is the whole step."
     title = "Time by operator" if device == "cpu" else "Time by operator on the CPU, which launches the kernels"
     return ResultTable("time", title, TIME_COLUMNS, tuple(rows), note)
@@ -210,8 +200,9 @@ def _energy_table(evidence: Evidence) -> ResultTable:
     for (model, kind), of in evidence.energy.items():
         whole = sum(of.joules.values())
         rows += [
-            (model, kind, of.component, name, 1e3 * value, _in_milli(of.half[name]), 100 * value / whole)
+            (model, kind, of.component, name, 1e3 * value, None if half is None else 1e3 * half, 100 * value / whole)
             for name, value in sorted(of.joules.items(), key=lambda item: -item[1])
+            for half in [of.half[name]]
         ]
     columns = ("model", "mode", "component", "operator", "mJ a step", "plus or minus", "%")
     note = (
@@ -237,9 +228,9 @@ def _frames(evidence: Evidence, device: str) -> dict[str, pl.DataFrame]:
     order = {name: index for index, name in enumerate(FAMILY_NAMES)}
     of_the_cpu = "" if device == "cpu" else " (CPU)"  # a bar of what launches the kernels is not one of their time
     times = [
-        (model, f"{kind}{of_the_cpu}", name, value, order.get(name, len(order)))
+        (model, f"{kind}{of_the_cpu}", name, mean.value, order.get(name, len(order)))
         for (model, kind), repeats in evidence.times.items()
-        for name, (value, _, _) in _mean_times(repeats).items()
+        for name, mean in _mean_times(repeats).items()
     ]
     energies = [
         (model, kind, name, 1e3 * value, order.get(name, len(order)))
@@ -261,10 +252,6 @@ def _frames(evidence: Evidence, device: str) -> dict[str, pl.DataFrame]:
 
 def _size_text(size: float) -> str:
     return f"{size / 1e6:.3g} MB"
-
-
-def _in_milli(value: float | None) -> float | None:
-    return None if value is None else 1e3 * value
 
 
 _WHOLE = ("total", "device")  # components that stand for the whole board

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -31,7 +32,7 @@ from stepscope.experiments.engine.engine import (
     split_trained_and_failed,
     value_and_bounds,
 )
-from stepscope.units import estimate
+from stepscope.units import estimate, plural
 
 TASK = "stepscope.experiments.daily.training:train_point"
 
@@ -43,9 +44,8 @@ def daily_plan(request: DailyTraining) -> Plan:
     def orders(setting: DailySetting) -> Mapping[str, Any]:
         return {"routine": {**shared, "batch": setting.batch, "replay": setting.replay}}
 
-    return plan_of_seeds(
-        request, TASK, daily_settings(request), orders, lambda results: build_findings(results, request)
-    )
+    settings = [DailySetting(*pair) for pair in dict.fromkeys(itertools.product(request.batch, request.replay))]
+    return plan_of_seeds(request, TASK, settings, orders, lambda results: build_findings(results, request))
 
 
 def build_findings(of_setting: Mapping[DailySetting, Sequence[Result]], request: DailyTraining) -> Findings:
@@ -66,8 +66,9 @@ def _answer(outcomes: Sequence[SettingOutcome], request: DailyTraining) -> str:
     best = max(outcomes, key=lambda outcome: outcome.end.value)
     slope = estimate(best.slope.value, best.slope.low, best.slope.high, "points a day")
     alike = [other.setting.name for other in outcomes if other is not best and overlap(other.end, best.end)]
+    after = plural(request.days, "day") + ("" if best.end.low is not None else ", by one seed")
     text = (
-        f"Best after {request.days} days: {best.setting.name}, from {best.start.value:.1f} to {best.end.value:.1f} %, "
+        f"Best after {after}: {best.setting.name}, from {best.start.value:.1f} to {best.end.value:.1f} %, "
         f"{slope}, at {best.day_s.value:.3g} s of training on its longest day."
     )
     if alike and best.end.low is not None:
@@ -151,15 +152,6 @@ class DailySetting:
     @property
     def id(self) -> str:
         return f"b{self.batch}-{self.replay}"
-
-
-def daily_settings(request: DailyTraining) -> list[DailySetting]:
-    """Every batch size with every replay."""
-    return [
-        DailySetting(batch, replay)
-        for batch in dict.fromkeys(request.batch)
-        for replay in dict.fromkeys(request.replay)
-    ]
 
 
 @dataclass(frozen=True)

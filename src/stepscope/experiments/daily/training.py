@@ -18,7 +18,7 @@ from stepscope.experiments.engine.training import (
     TrainingEnvironment,
     TrainingRecord,
     accuracy_of,
-    refuse_without_accuracy,
+    prepare_classifier,
     train_in_session,
     training_environment,
 )
@@ -43,43 +43,31 @@ def train_point(orders: Orders) -> dict[str, Any]:
 
 
 def train_all_days(
-    workload: Workload, training_orders: DailyTrainingOrders, seed: int, environment: TrainingEnvironment
+    workload: Workload, orders: DailyTrainingOrders, seed: int, environment: TrainingEnvironment
 ) -> dict[str, Any]:
     """The cell of one seed: accuracy, time and energy by day. UsageError or DataUnavailable where it cannot be."""
-    training = workload.prepare(
-        training_orders.batch,
-        training_orders.optimizer,
-        training_orders.device,
-        seed,
-        training_orders.lr,
-        training_orders.data,
-    )
-    refuse_without_accuracy(training)
-    shipped = _shipped_weights(training, training_orders)
-    before, days = _deal_images(training, training_orders, seed, 0.0 if shipped else _SHARE_BEFORE)
+    training = prepare_classifier(workload, orders, seed)
+    shipped = _shipped_weights(training, orders)
+    before, days = _deal_images(training, orders, seed, 0.0 if shipped else _SHARE_BEFORE)
     pretrained = (
-        _load_shipped(training, shipped)
-        if shipped
-        else _load_or_pretrain(training, before, training_orders, environment)
+        _load_shipped(training, shipped) if shipped else _load_or_pretrain(training, before, orders, environment)
     )
     torch.manual_seed(seed)  # the same dropout, whether it was pre-trained here or before
-    images_by_day = _images_to_train_by_day(days, training_orders, seed)
-    ends = _steps_by_day(images_by_day, training_orders)
-    record = _train_days(training, images_by_day, ends, training_orders, environment)
+    images_by_day = _images_to_train_by_day(days, orders, seed)
+    ends = _steps_by_day(images_by_day, orders)
+    record = _train_days(training, images_by_day, ends, orders, environment)
     return {
-        "seed": seed, "batch": training_orders.batch, "replay": training_orders.replay, "data": asdict(training.data),
+        "seed": seed, "batch": orders.batch, "replay": orders.replay, "data": asdict(training.data),
         "pretrained": pretrained, "days": list(_evaluation_rows(record, ends, images_by_day)),
         "energy_kind": record.energy_kind, "energy_note": record.energy_note, "energy_gap": record.gap,
         "background": record.background,
     }  # fmt: skip
 
 
-def _shipped_weights(training: Training, training_orders: DailyTrainingOrders) -> Weights | None:
+def _shipped_weights(training: Training, orders: DailyTrainingOrders) -> Weights | None:
     """Return the weights that ship for this network where all pictures of the data are new to them."""
     weights = packaged.WEIGHTS.get(training.workload.name)
-    return (
-        weights if weights is not None and training_orders.start is None and weights.new == training.data.name else None
-    )
+    return weights if weights is not None and orders.start is None and weights.new == training.data.name else None
 
 
 def _load_shipped(training: Training, shipped: Weights) -> dict[str, Any]:
@@ -89,53 +77,47 @@ def _load_shipped(training: Training, shipped: Weights) -> dict[str, Any]:
 
 
 def _deal_images(
-    training: Training, training_orders: DailyTrainingOrders, seed: int, share_before: float
+    training: Training, orders: DailyTrainingOrders, seed: int, share_before: float
 ) -> tuple[list[int], list[list[int]]]:
     """(numbers of the images that are pre-trained on, those of each day); all of them differ."""
     total = training.data.train_size
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
     before = int(share_before * total)
-    count = training_orders.days * training_orders.images
+    count = orders.days * orders.images
     if before + count > total:
-        most = (total - before) // training_orders.images
+        most = (total - before) // orders.images
         hint = f"--days {most} or less" if most else f"--images {total - before} or less"
-        raise UsageError(
-            f"{total} training images are too few for {training_orders.days} days of {training_orders.images}", hint
-        )
+        raise UsageError(f"{total} training images are too few for {orders.days} days of {orders.images}", hint)
     dealt = order[before : before + count]
-    if training_orders.order == "classes":
+    if orders.order == "classes":
         labels = labels_of(_images(training))
         dealt.sort(key=lambda number: int(labels[number]))
-    return order[:before], [
-        dealt[day * training_orders.images :][: training_orders.images] for day in range(training_orders.days)
-    ]
+    return order[:before], [dealt[day * orders.images :][: orders.images] for day in range(orders.days)]
 
 
-def _images_to_train_by_day(
-    days: Sequence[Sequence[int]], training_orders: DailyTrainingOrders, seed: int
-) -> list[list[int]]:
+def _images_to_train_by_day(days: Sequence[Sequence[int]], orders: DailyTrainingOrders, seed: int) -> list[list[int]]:
     """Return what is trained on each day: the new images, and the older ones that are played again."""
     draw, reservoir, former = random.Random(f"{seed}:replay"), list[int](), list[int]()
     images_by_day = []
     for new in days:
-        older = {"none": [], "all": list(former)}.get(training_orders.replay)
+        older = {"none": [], "all": list(former)}.get(orders.replay)
         if older is None:
             older = draw.sample(reservoir, min(len(reservoir), len(new)))
         images_by_day.append([*new, *older])
         for number in new:  # each image seen so far is in the reservoir with the same chance (Vitter's algorithm R)
             former.append(number)
-            if len(reservoir) < training_orders.keep:
+            if len(reservoir) < orders.keep:
                 reservoir.append(number)
-            elif (place := draw.randrange(len(former))) < training_orders.keep:
+            elif (place := draw.randrange(len(former))) < orders.keep:
                 reservoir[place] = number
     return images_by_day
 
 
-def _steps_by_day(images_by_day: Sequence[Sequence[int]], training_orders: DailyTrainingOrders) -> list[int]:
+def _steps_by_day(images_by_day: Sequence[Sequence[int]], orders: DailyTrainingOrders) -> list[int]:
     """Return how many steps have been made when each day ends."""
     steps, ends = 0, []
     for images in images_by_day:
-        steps += training_orders.passes * len(_batches_of(images, training_orders.batch))
+        steps += orders.passes * len(_batches_of(images, orders.batch))
         ends.append(steps)
     return ends
 
@@ -152,16 +134,16 @@ def _train_days(
     training: Training,
     images_by_day: Sequence[Sequence[int]],
     ends: Sequence[int],
-    training_orders: DailyTrainingOrders,
+    orders: DailyTrainingOrders,
     environment: TrainingEnvironment,
 ) -> TrainingRecord:
     images = _images(training)
 
     def batches() -> Iterator[Batch]:
         for day, numbers in enumerate(images_by_day):
-            for time in range(training_orders.passes):
+            for time in range(orders.passes):
                 shuffled = random.Random(f"{training.seed}:{day}:{time}").sample(numbers, len(numbers))
-                for chunk in _batches_of(shuffled, training_orders.batch):
+                for chunk in _batches_of(shuffled, orders.batch):
                     yield tuple(default_collate([images[number] for number in chunk]))
 
     return train_in_session(
@@ -169,7 +151,7 @@ def _train_days(
         batches(),
         environment.settings(training),
         lambda number, batch: training.step(batch),
-        lambda: {"accuracy": accuracy_of(training, training_orders.test_samples)},
+        lambda: {"accuracy": accuracy_of(training, orders.test_samples)},
         lambda steps: steps in set(ends),
     )
 
@@ -195,7 +177,7 @@ def _evaluation_rows(
 
 
 def _load_or_pretrain(
-    training: Training, images: Sequence[int], training_orders: DailyTrainingOrders, environment: TrainingEnvironment
+    training: Training, images: Sequence[int], orders: DailyTrainingOrders, environment: TrainingEnvironment
 ) -> dict[str, Any]:
     """Pre-train with the workload's own batch, once for all settings of a seed, and load that model.
 
@@ -204,16 +186,8 @@ def _load_or_pretrain(
     """
     file = environment.weights / f"{training.seed}.pt"
     if not file.exists():
-        workload = training.workload
-        first = workload.prepare(
-            None,
-            training_orders.optimizer,
-            training_orders.device,
-            training.seed,
-            training_orders.lr,
-            training_orders.data,
-        )
-        ended = _pretrain(first, images, training_orders.start)
+        first = training.workload.prepare(None, orders.optimizer, orders.device, training.seed, orders.lr, orders.data)
+        ended = _pretrain(first, images, orders.start)
         environment.weights.mkdir(exist_ok=True)
         with atomic_write(file) as part:
             torch.save({"model": first.model.state_dict(), "ended": ended}, part)

@@ -44,7 +44,8 @@ def scheduler_address(text: str, tls: Path | None = None) -> SchedulerAddress:
 
 def scheduler_of_hosts(hosts: Hosts) -> SchedulerAddress:
     """The scheduler that `stepscope fleet up` starts for these hosts."""
-    url = f"tls://{_bracket_ipv6(hosts.scheduler)}:{hosts.port}"
+    name = f"[{hosts.scheduler}]" if ":" in hosts.scheduler else hosts.scheduler  # an IPv6 address
+    url = f"tls://{name}:{hosts.port}"
     return SchedulerAddress(url, hosts.state_folder / TLS_FOLDER / GATHERER, hosts)
 
 
@@ -54,10 +55,6 @@ def require_libraries() -> None:
     if missing:
         text = f"a fleet needs {', '.join(missing)}, not installed for {sys.executable}"
         raise MissingDependency(text, f"{sys.executable} -m pip install 'stepscope[fleet]'")
-
-
-def _bracket_ipv6(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 _TOML: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")

@@ -190,7 +190,8 @@ class _FleetRunner:
         """The run that is first in the line; it waits again unless it ends."""
         point = board.waiting.popleft()
         try:
-            result = skip_result(point, board.before(point), board.ended) or adopt_finished(board.sweep, point)
+            before = board.order[: board.order.index(point)]
+            result = skip_result(point, before, board.ended) or adopt_finished(board.sweep, point)
             if result is None:
                 self._watch.begins(device, point)
                 result = await self._run_and_fetch(gatherer, device, board, point, met)
@@ -199,14 +200,14 @@ class _FleetRunner:
             why = self._loss_reason(device, error)
             result = None if why is None else board.count_failure(point, why)
             if result is None:
-                board.give_back(point)
+                board.waiting.appendleft(point)
             else:
                 board.record_result(point, result)
                 self._watch.ends(board.name, device, point, result)
             if not isinstance(error, RunDamaged):
                 raise
             self._watch.says(f"{device.name}: {error}")
-            if result is None and board.tries(point) == 1:
+            if result is None and board.tries[point.id] == 1:
                 return  # the device still has the run: it is fetched once more before it is made anew
         else:
             self._watch.ends(board.name, device, point, result)
@@ -304,7 +305,7 @@ class BoardQueue:
         self.name, self.sweep, self.order = name, sweep, sweep.order
         self.ended = {id_: result for id_, result in sweep.results().items() if result.get("status") != LOST}
         self.waiting = deque(point for point in self.order if point.id not in self.ended)
-        self._tries: Counter[str] = Counter()
+        self.tries: Counter[str] = Counter()  # that came to nothing, by run
 
     def remaining(self) -> list[SweepPoint]:
         """Return the runs that have not ended, waiting or under way."""
@@ -316,18 +317,6 @@ class BoardQueue:
         counts = ((len(self.remaining()), "not made"), (lost, LOST))
         return ", ".join(f"{plural(count, 'run')} {how}" for count, how in counts if count)
 
-    def tries(self, point: SweepPoint) -> int:
-        """Return how often a run has come to nothing."""
-        return self._tries[point.id]
-
-    def before(self, point: SweepPoint) -> Sequence[SweepPoint]:
-        """Return the runs that come before a run in the order of the sweep."""
-        return self.order[: self.order.index(point)]
-
-    def give_back(self, point: SweepPoint) -> None:
-        """Return a point to the front of the queue."""
-        self.waiting.appendleft(point)
-
     def record_result(self, point: SweepPoint, result: Mapping[str, Any]) -> None:
         """Write down what became of it."""
         self.sweep.store_result(point.id, dict(result))
@@ -335,8 +324,8 @@ class BoardQueue:
 
     def count_failure(self, point: SweepPoint, why: str) -> dict[str, Any] | None:
         """Count a try that came to nothing; the result after the last one, None while there are more."""
-        self._tries[point.id] += 1
-        if self._tries[point.id] < TRIES:
+        self.tries[point.id] += 1
+        if self.tries[point.id] < TRIES:
             return None
         return {
             "point": point.to_dict(),
@@ -349,7 +338,7 @@ class BoardQueue:
 
 
 # fleet.json                  which boards, and the name under which devices keep the runs of this sweep
-# boards/<board>/sweep.json   and all else of a sweep (suite/state.py)
+# boards/<board>/sweep.json   and all else of a sweep (engine/folder.py)
 
 FLEET_SCHEMA = 1
 _FLEET_FILE = "fleet.json"

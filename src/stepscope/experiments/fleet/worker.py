@@ -29,7 +29,7 @@ from stepscope.experiments.fleet.certificates import CERTIFICATE, sign
 from stepscope.experiments.fleet.processes import hold_folder, publish_state, set_event_when_unneeded
 from stepscope.experiments.fleet.protocol import BadMessage, Link, open_link, with_timeout
 from stepscope.experiments.suite.rules import RunRules, cool_down
-from stepscope.files import read_json_object, replace_json, sync
+from stepscope.files import read_json_object, replace_json, sha256_of, sync
 
 _AGAIN_S = 0.5  # grows to
 _AGAIN_MOST_S = 10.0
@@ -379,7 +379,6 @@ _MOST_PATH, _MOST_DEPTH = (
     16,
 )  # bytes and folders of a name: below the folder of a sweep it is still one that systems take
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -420,15 +419,6 @@ def path_inside(folder: Path, name: object) -> Path:
     return folder / name
 
 
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for block in _read_blocks(file):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _parse_file_entry(content: Mapping[str, Any]) -> FileEntry:
     try:
         name, size, digest = content["name"], content["size_bytes"], content["sha256"]
@@ -449,11 +439,6 @@ def _is_safe_relative_path(name: str) -> bool:
     plain = all(part not in ("", ".", "..") and len(part.encode("utf-8", "replace")) <= _MOST_NAME for part in parts)
     plain &= len(parts) <= _MOST_DEPTH and len(name.encode("utf-8", "replace")) <= _MOST_PATH
     return plain and name.isprintable() and not set(name) & set('\\:*?"<>|')
-
-
-def _read_blocks(file: Any) -> Iterator[bytes]:
-    while block := file.read(_BLOCK):
-        yield block
 
 
 def _damaged_offer_error(what: str) -> RunDamaged:

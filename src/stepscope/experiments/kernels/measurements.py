@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def time_kernel(kernel: Kernel, request: Kernels) -> dict[str, Any]:
 
     def timed(part: TimedCall) -> dict[str, Any]:
         timing = time_call(part.call, request.seconds / VISITS, request.threads, _BLOCKS_A_VISIT)
-        return {**timing.to_dict(), "flops": part.flops, "bytes": part.bytes}
+        return {**asdict(timing), "flops": part.flops, "bytes": part.bytes}
 
     return _parts_or_reason(
         [kernel], request.device, lambda calls: {name: timed(part) for name, part in calls[0].items()}

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -358,16 +358,10 @@ def _table_lines(text: str) -> Iterator[tuple[str, list[float]]]:
     """Name and times in us of each line of the table."""
     for line in text.splitlines():
         words = line.split()
-        times = [float(number) * _US[unit] for number, unit in _times_in_words(words[1:])]
+        matches = filter(None, map(_TIME.fullmatch, words[1:]))
+        times = [float(match[1]) * _US[match[2]] for match in matches]
         if times:
             yield words[0].rpartition("::")[2], times
-
-
-def _times_in_words(words: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for word in words:
-        match = _TIME.fullmatch(word)
-        if match is not None:
-            yield match[1], match[2]
 
 
 def _row_of_tables(tables: list[ProfilerTable]) -> KernelRate:

@@ -98,7 +98,7 @@ class KernelAxes:
         if "kernel" in axes:
             places += [{**centre, "kernel": k, "batch": b} for k in self.kernels for b in self.batches]
         for place in places:
-            yield _BUILT[op](place)
+            yield Kernel(op, _SIZES[op](place), place)
 
 
 def sweep_kernels(ops: tuple[str, ...], sweep: KernelAxes) -> list[Kernel]:
@@ -119,39 +119,22 @@ def same_padding_conv_sizes(place: Mapping[str, int], groups: int = 1) -> dict[s
     }  # fmt: skip
 
 
-def _conv(place: dict[str, int]) -> Kernel:
-    return Kernel("conv", same_padding_conv_sizes(place), place)
+def _attention_sizes(of: Mapping[str, int]) -> dict[str, int]:
+    heads = max(1, of["channels"] // _HEAD)
+    return {"batch": of["batch"], "heads": heads, "length": of["size"], "head": of["channels"] // heads}
 
 
-def _depthwise(place: dict[str, int]) -> Kernel:
-    return Kernel("depthwise", same_padding_conv_sizes(place, place["channels"]), place)
-
-
-def _linear(place: dict[str, int]) -> Kernel:
-    return Kernel("linear", {"batch": place["batch"], "inputs": place["channels"], "outputs": place["channels"]}, place)
-
-
-def _lstm(place: dict[str, int]) -> Kernel:
-    sizes = {"batch": place["batch"], "length": place["size"], "inputs": place["channels"], "hidden": place["channels"]}
-    return Kernel("lstm", sizes, place)
-
-
-def _attention(place: dict[str, int]) -> Kernel:
-    heads = max(1, place["channels"] // _HEAD)
-    sizes = {"batch": place["batch"], "heads": heads, "length": place["size"], "head": place["channels"] // heads}
-    return Kernel("attention", sizes, place)
-
-
-def _batch_norm(place: dict[str, int]) -> Kernel:
-    size = place["size"]
-    return Kernel(
-        "batch_norm", {"batch": place["batch"], "channels": place["channels"], "height": size, "width": size}, place
-    )
-
-
-_BUILT = {
-    "conv": _conv, "depthwise": _depthwise, "linear": _linear, "lstm": _lstm, "attention": _attention,
-    "batch_norm": _batch_norm,
+_SIZES: Mapping[str, Callable[[Mapping[str, int]], dict[str, int]]] = {
+    "conv": same_padding_conv_sizes,
+    "depthwise": lambda of: same_padding_conv_sizes(of, of["channels"]),
+    "linear": lambda of: {"batch": of["batch"], "inputs": of["channels"], "outputs": of["channels"]},
+    "lstm": lambda of: {
+        "batch": of["batch"], "length": of["size"], "inputs": of["channels"], "hidden": of["channels"]
+    },
+    "attention": _attention_sizes,
+    "batch_norm": lambda of: {
+        "batch": of["batch"], "channels": of["channels"], "height": of["size"], "width": of["size"]
+    },
 }  # fmt: skip
 
 
@@ -194,12 +177,14 @@ class _CallCounter(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        read = _READERS.get(getattr(func, "__name__", ""))
+        name, options = getattr(func, "__name__", ""), dict(kwargs or {})
+        read = _READERS.get(name)
         if read is not None:
-            for place, (op, sizes) in enumerate(read(*args, **(kwargs or {}))):
+            tensors = (*args, *(options.pop(argument) for argument in _TENSORS[name][len(args) :]))
+            for place, (op, sizes) in enumerate(read(*tensors, **options)):
                 key = op, tuple(sizes.items())
                 self.counts[key] += 1
-                self.gradients[key][_gradients(op, place, args, kwargs or {})] += 1
+                self.gradients[key][_gradients(op, place, tensors, options)] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -274,6 +259,10 @@ def _height_and_width(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
+_TENSORS = {  # what the functions below call their tensors, should a call name them
+    "conv2d": ("input", "weight"), "linear": ("input", "weight"), "batch_norm": ("input",), "lstm": (),
+    "scaled_dot_product_attention": ("query", "key", "value"),
+}  # fmt: skip
 _READERS: dict[str, Callable[..., Iterable[tuple[str, dict[str, int]]]]] = {
     "conv2d": _read_conv2d, "linear": _read_linear, "batch_norm": _read_batch_norm, "lstm": _read_lstm,
     "scaled_dot_product_attention": _read_attention,

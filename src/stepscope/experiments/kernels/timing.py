@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,9 +36,6 @@ class Timing:
     most_ns: float
     blocks: int
     calls: int  # in each block
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def time_call(call: Call, seconds: float, threads: int = 1, fewest: int = FEWEST) -> Timing:
@@ -158,7 +155,7 @@ def _convolution(of: Mapping[str, int]) -> Parts:
         return lambda: aten.convolution_backward(g, x, w, None, *how, wants)
 
     flops = convolution_flops(of["batch"], g.shape[2:], w.shape)
-    return _whole(
+    return _with_whole_step(
         TimedCall(forward, flops, _bytes(x, w, g)),
         TimedCall(backward([False, True, False]), flops, _bytes(g, x, w)),
         TimedCall(backward([True, False, False]), flops, _bytes(g, w, x)),
@@ -170,7 +167,7 @@ def _linear(of: Mapping[str, int]) -> Parts:
     x, w = torch.randn(of["batch"], of["inputs"]), torch.randn(of["outputs"], of["inputs"])
     g = torch.randn(of["batch"], of["outputs"])
     flops = product_flops(of["batch"], of["inputs"], of["outputs"])
-    return _whole(
+    return _with_whole_step(
         TimedCall(lambda: functional.linear(x, w), flops, _bytes(x, w, g)),
         TimedCall(lambda: torch.mm(g.t(), x), flops, _bytes(g, x, w)),
         TimedCall(lambda: torch.mm(g, w), flops, _bytes(g, w, x)),
@@ -188,7 +185,7 @@ def _lstm(of: Mapping[str, int]) -> Parts:
     rows, gates = of["length"] * of["batch"], 4 * of["hidden"]
     flops, through_time = (product_flops(rows, n, gates) for n in (of["inputs"] + of["hidden"], of["hidden"]))
     weight_bytes = _bytes(*weights)
-    return _whole(
+    return _with_whole_step(
         TimedCall(lambda: module(x), flops, _bytes(x, out) + weight_bytes),
         TimedCall(_gradient(out, weights, g), flops + through_time, _bytes(g, x) + 2 * weight_bytes),
         TimedCall(_gradient(out, [x], g), flops, _bytes(g, x) + weight_bytes),
@@ -232,7 +229,7 @@ def _batch_norm(of: Mapping[str, int]) -> Parts:
         return lambda: aten.native_batch_norm_backward(g, x, w, mean, var, batch_mean, batch_inverse, True, 1e-5, wants)
 
     size = x.numel()
-    return _whole(
+    return _with_whole_step(
         TimedCall(forward, _NORM_FORWARD * size, _bytes(x, x)),
         TimedCall(backward([False, True, True]), _NORM_WEIGHT * size, _bytes(g, x)),
         TimedCall(backward([True, False, False]), _NORM_INPUT * size, _bytes(g, x, x)),
@@ -248,7 +245,7 @@ def _optimizer(of: Mapping[str, Any]) -> Parts:
     return {UPDATE: TimedCall(optimizer.step, flops * of["parameters"], moved * parameter.nbytes)}
 
 
-def _whole(forward: TimedCall, weight: TimedCall, inputs: TimedCall, both: TimedCall) -> Parts:
+def _with_whole_step(forward: TimedCall, weight: TimedCall, inputs: TimedCall, both: TimedCall) -> Parts:
     def all_of_it() -> None:
         forward.call()
         both.call()

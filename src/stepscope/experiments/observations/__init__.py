@@ -140,10 +140,6 @@ def interval_text(number: Estimate) -> str:
     return estimate(number.value, number.low, number.high, "")
 
 
-# The twelve observations of the 2019 paper, judged on the device at hand.
-#
-# A file without a leading underscore names its OBSERVATIONS; the folder is its own registry. Here lies the request.
-
 ENTRY_POINTS = "stepscope.observations"
 _NOT_OBSERVATIONS = frozenset({"study"})
 

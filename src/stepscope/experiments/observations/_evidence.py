@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.channels import Series, core_busy_time, growth_windows, series_of, shortest_window_ns
+from stepscope.analysis.channels import (
+    Series,
+    Windows,
+    core_busy_time,
+    growth_windows,
+    series_of,
+    shortest_window_ns,
+)
 from stepscope.analysis.device.occupancy import background_load_sentence
 from stepscope.analysis.energy.rails import MeasuredRail
 from stepscope.analysis.memory.events import memory_over_time
@@ -361,32 +368,34 @@ def correlation(ours: Floats, others: Floats) -> float | None:
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def busiest_and_other_cores_use(use: ProcessorUse, count: int) -> tuple[Floats, Floats] | None:
-    """Mean use (n,) of the `count` cores that were busiest in the first half and of the others, in the second half.
+def _halves_of_run(use: ProcessorUse) -> tuple[Floats, Floats] | None:
+    """Use of the cores in the windows of the first half and of the second; None where that is too little.
 
-    Chosen in one half and measured in the other: of cores that are all alike, the busiest would else seem busier.
+    Cores are chosen in one half and measured in the other: of cores that are all alike, the busiest would else seem
+    busier.
     """
     middle = use.cores.shape[1] // 2
-    first, second = use.cores[:, :middle], use.cores[:, middle:]
-    if not 0 < count < len(use.cores) or middle < _FEWEST or np.isnan(first).all(axis=1).any():
+    halves = use.cores[:, :middle], use.cores[:, middle:]
+    return None if middle < _FEWEST or any(np.isnan(half).all(axis=1).any() for half in halves) else halves
+
+
+def busiest_and_other_cores_use(use: ProcessorUse, count: int) -> tuple[Floats, Floats] | None:
+    """Mean use (n,) of the `count` cores that were busiest in the first half and of the others, in the second half."""
+    halves = _halves_of_run(use)
+    if halves is None or not 0 < count < len(use.cores):
         return None
+    first, second = halves
     order = np.argsort(-np.nanmean(first, axis=1), kind="stable")
     return second[order[:count]].mean(axis=0), second[order[count:]].mean(axis=0)
 
 
 def busiest_to_idlest_gap(use: ProcessorUse) -> float | None:
     """Return how much busier the busiest core is than the idlest, chosen in the first half, measured in the second."""
-    middle = use.cores.shape[1] // 2
-    first, second = use.cores[:, :middle], use.cores[:, middle:]
-    if (
-        len(use.cores) < 2
-        or middle < _FEWEST
-        or np.isnan(first).all(axis=1).any()
-        or np.isnan(second).all(axis=1).any()
-    ):
+    halves = _halves_of_run(use)
+    if halves is None or len(use.cores) < 2:
         return None
-    means = np.nanmean(first, axis=1)
-    return float(np.nanmean(second[int(means.argmax())]) - np.nanmean(second[int(means.argmin())]))
+    first, second = (np.nanmean(half, axis=1) for half in halves)
+    return float(second[first.argmax()] - second[first.argmin()])
 
 
 def _gauge_use(gauge: Series, edges: Floats) -> Floats:
@@ -499,18 +508,23 @@ def _channels_to_fold(run: Run, use: ProcessorUse | None, edges: Floats) -> Iter
     gauge = accelerator_gauge(run)
     if gauge is not None:
         yield "use", "accelerator", gauge, 0.0
-    for own in series_of(run, "process_cpu_time"):
-        if own.scope == "process":
-            windows = growth_windows(own, *span, shortest_window_ns(own))
-            yield (
-                "use",
-                "trainer",
-                _finite_series("process", (windows.edges_ns[1:] + windows.edges_ns[:-1]) / 2, windows.rates),
-                0.0,
-            )
+    process = process_windows(run, *span)
+    if process is not None:
+        yield "use", "trainer", process_use(process), 0.0
     for name, lines in run.rails.components():
         if lines and not any(line.estimated for line in lines):
             yield "power", name, *_power_of_rails(name, lines)
+
+
+def process_windows(run: Run, t0_ns: float, t1_ns: float) -> Windows | None:
+    """CPU utilisation of the training process in cores, by window; None where it was not read."""
+    of = next((series for series in series_of(run, "process_cpu_time") if series.scope == "process"), None)
+    return None if of is None else growth_windows(of, t0_ns, t1_ns, shortest_window_ns(of))
+
+
+def process_use(windows: Windows) -> Series:
+    """Return the windows that were read as a series."""
+    return _finite_series("process", (windows.edges_ns[1:] + windows.edges_ns[:-1]) / 2, windows.rates)
 
 
 def _power_of_rails(name: str, lines: Sequence[MeasuredRail]) -> tuple[Series, float]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from stepscope.experiments.engine.engine import Point, Result
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.sweep_points import SweepPoint, in_rounds
 from stepscope.experiments.observations import Observations
+from stepscope.experiments.suite.rules import MOST, RunRules, StopCondition
 from stepscope.experiments.sweeps import TRAINING
 from stepscope.run_paths import run_folders
 
@@ -133,9 +133,6 @@ def _good_runs(places: Sequence[Path]) -> Iterator[Run]:
                 yield run
 
 
-_MOST_STEPS = 100_000
-
-
 def train_run(orders: Orders) -> dict[str, Any]:
     """Train a workload for so many steps, and so long; returns how the run ended."""
     from stepscope import workloads
@@ -144,24 +141,13 @@ def train_run(orders: Orders) -> dict[str, Any]:
     with session_settings(orders) as settings:
         path, _ = train_workload(
             workloads.find(orders["workload"]),
-            _MOST_STEPS,
+            MOST,
             settings,
             TrainingChoices(orders["batch"], device=orders["device"], seed=orders["seed"]),
             evaluate=False,
-            stop=_stop_condition(orders["steps"], orders["seconds"]),
+            stop=StopCondition(RunRules(seconds=orders["seconds"]), fewest=orders["steps"]),
         )
     return run_status_and_reason(path)
-
-
-def _stop_condition(steps: int, seconds: float) -> Callable[[], bool]:
-    """Return what is called after each step: whether so many were made, and they took so long."""
-    ends: list[float] = []
-
-    def enough() -> bool:
-        ends.append(time.monotonic())
-        return len(ends) >= steps and ends[-1] - ends[0] >= seconds
-
-    return enough
 
 
 def count_memory(orders: Orders) -> dict[str, Any]:

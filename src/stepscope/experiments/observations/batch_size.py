@@ -20,7 +20,6 @@ import polars as pl
 
 from stepscope.analysis.estimate import Estimate
 from stepscope.experiments.observations import (
-    AS_THE_PAPER,
     JudgedClaim,
     Limits,
     Observation,
@@ -51,39 +50,29 @@ _READING = "counterpart on a CPU: the use of its training threads"
 
 def judge_use_follows_batch(evidence: Evidence) -> Verdict:
     """Judge use against batch size; without an accelerator, that the threads' share of time does not depend on it."""
-    stays, runs = Limits(-USE_STAYS, USE_STAYS), evidence.undisturbed
-    own = runs.with_columns(use=pl.col("trainer_cores") / pl.col("threads"))
-    what, column, reading = (
-        ("CPU", "cpu_use", AS_THE_PAPER) if evidence.accelerated else ("training threads", "use", _READING)
-    )
-    claim = f"the use of the {what} stays"
-    if evidence.why_all_disturbed:
-        cpu = undecidable_claim(claim, _USE_TEST, evidence.why_all_disturbed)
-    else:
-        cpu = _judge_change(evidence, own.with_columns(value=pl.col(column)), claim, stays, changes_from_smallest_batch)
+    stays, smallest = Limits(-USE_STAYS, USE_STAYS), changes_from_smallest_batch
     if not evidence.accelerated:
-        return verdict_from_claims(USE_FOLLOWS_BATCH, [cpu], reading)
-    claim = "the use of the accelerator grows"
-    if evidence.why_all_disturbed:
-        follows = undecidable_claim(claim, _USE_TEST, evidence.why_all_disturbed)
-    else:
-        used = runs.with_columns(value=pl.col("accelerator_use"))
-        follows = _judge_change(evidence, used, claim, Limits(least=FOLLOWS), growth)
-    return verdict_from_claims(USE_FOLLOWS_BATCH, [follows, cpu], reading)
+        of_threads = pl.col("trainer_cores") / pl.col("threads")
+        cpu = _judge_change(evidence, of_threads, "the use of the training threads stays", stays, smallest)
+        return verdict_from_claims(USE_FOLLOWS_BATCH, [cpu], _READING)
+    claim, follows = "the use of the accelerator grows", Limits(least=FOLLOWS)
+    claims = [_judge_change(evidence, pl.col("accelerator_use"), claim, follows, growth)]
+    claims.append(_judge_change(evidence, pl.col("cpu_use"), "the use of the CPU stays", stays, smallest))
+    return verdict_from_claims(USE_FOLLOWS_BATCH, claims)
 
 
 def _judge_change(
     evidence: Evidence,
-    runs: pl.DataFrame,
+    value: pl.Expr,
     claim: str,
     limits: Limits,
     compared: Callable[[BatchMeans], list[Comparison]],
 ) -> JudgedClaim:
-    """A claim on the column `value` of these runs."""
-    model_means = batch_means_of_models(runs, pl.col("value"))
+    """A claim on a share of use of the undisturbed runs."""
+    model_means = batch_means_of_models(evidence.undisturbed, value)
     if not any(len(cells.batches) > 1 for cells in model_means):
-        why = "not read in any run" if runs["value"].null_count() == len(runs) else "no model ran with two batch sizes"
-        return undecidable_claim(claim, _USE_TEST, why)
+        why = "no model ran with two batch sizes" if model_means else "not read in any run"
+        return undecidable_claim(claim, _USE_TEST, evidence.why_all_disturbed or why)
     effect = "change of the share of busy time from the smallest batch to the largest"
     models = [(cells.model, cells.runs, compared(cells)) for cells in model_means]
     lacking = evidence.why_lacking([cells.model for cells in model_means], "its use was not read")

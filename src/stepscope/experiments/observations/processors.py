@@ -67,7 +67,8 @@ def _judge_busier_and_in_turn(
     if runs.is_empty():
         why = f"the use of the {name} or of the {other} was not read"
         if not evidence.accelerated and not evidence.runs.is_empty():
-            why += "; every core trains, or the cores were not sampled: give fewer --threads than there are cores"
+            more = "every core trains, or the cores were not sampled: give fewer --threads than there are cores"
+            why += f"; {'there is one core' if evidence.runs['cores'].max() == 1 else more}"
         return [undecidable_claim(busier, _BUSIER, why), undecidable_claim(in_turn, _IN_TURN, why)]
     ratio = pl.col(ours) / pl.col(others).clip(lower_bound=_LEAST)
     effect = f"use of the {name} / use of the {other}"

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.channels import Series, growth_windows, series_of, shortest_window_ns
+from stepscope.analysis.channels import Series
 from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.analysis.run import Run
-from stepscope.analysis.time.steps import steps_after_warmup
+from stepscope.analysis.time.steps import span_ns, steps_after_warmup
 from stepscope.arrays import Floats
 from stepscope.experiments.engine.engine import Plan, Result, device_name
 from stepscope.experiments.observations import (
@@ -37,6 +37,8 @@ from stepscope.experiments.observations._evidence import (
     accelerator_gauge,
     gather_evidence,
     phases_within_steps,
+    process_use,
+    process_windows,
     read_processor_use,
 )
 from stepscope.experiments.observations._measurements import Measurements, gather_measurements, planned_measurements
@@ -201,10 +203,10 @@ def build_findings(evidence: Evidence, runs: Sequence[Run], request: Observation
 
 def judge_all(evidence: Evidence, only: Sequence[int] = ()) -> list[Verdict]:
     """The verdict on every observation, or on those of these numbers."""
-    return [_judge(entry, evidence) for entry in all_observations() if not only or entry.number in only]
+    return [_judge_observation(entry, evidence) for entry in all_observations() if not only or entry.number in only]
 
 
-def _judge(observation: Observation, evidence: Evidence) -> Verdict:
+def _judge_observation(observation: Observation, evidence: Evidence) -> Verdict:
     """Judge it; a model of which there is no run at all keeps what is claimed of all models open."""
     verdict, lost = observation.judge(evidence), evidence.absent.get("models")
     if observation.needs != "runs" or not lost:
@@ -447,7 +449,7 @@ def _use_over_steps(run: Run) -> Frames:
     if use.source:
         rows.insert(0, ("accelerator", use.edges_ns, use.accelerator))
     else:
-        rows.insert(0, ("trainer", *_process_use(run, t0_ns, t1_ns)))
+        rows.insert(0, ("training process", *_process_use(run, t0_ns, t1_ns)))
     drawn = pl.concat([_use_in_windows(label, edges, rates, t0_ns, t1_ns) for label, edges, rates in rows])
     edges = pl.DataFrame({"t_ms": [(t - t0_ns) / 1e6 for t in [*steps["t0_ns"], steps["t1_ns"][-1]]]})
     about = drawn.with_columns(workload=pl.lit(str((run.meta.get("workload") or {}).get("name"))))
@@ -456,11 +458,10 @@ def _use_over_steps(run: Run) -> Frames:
 
 def _process_use(run: Run, t0_ns: float, t1_ns: float) -> tuple[Floats, Floats]:
     """CPU utilisation of the training process, as a share of its threads."""
-    for own in series_of(run, "process_cpu_time"):
-        if own.scope == "process":
-            windows = growth_windows(own, t0_ns, t1_ns, shortest_window_ns(own))
-            return windows.edges_ns, np.clip(windows.rates / max(run.meta.get("threads") or 1, 1), 0, 1)
-    return np.array([t0_ns, t1_ns]), np.array([np.nan])
+    windows = process_windows(run, t0_ns, t1_ns)
+    if windows is None:
+        return np.array([t0_ns, t1_ns]), np.array([np.nan])
+    return windows.edges_ns, np.clip(windows.rates / max(run.meta.get("threads") or 1, 1), 0, 1)
 
 
 def _use_in_windows(label: str, edges: Floats, rates: Floats, t0_ns: float, t1_ns: float) -> pl.DataFrame:
@@ -566,10 +567,6 @@ def _processor_use(run: Run, accelerated: bool) -> Series | None:
     gauge = accelerator_gauge(run) if accelerated else None
     if gauge is not None:
         return gauge
-    for own in series_of(run, "process_cpu_time"):
-        steps = steps_after_warmup(run)
-        if own.scope == "process" and not steps.is_empty():
-            windows = growth_windows(own, float(steps["t0_ns"][0]), float(steps["t1_ns"][-1]), shortest_window_ns(own))
-            read, middle = np.isfinite(windows.rates), (windows.edges_ns[1:] + windows.edges_ns[:-1]) / 2
-            return Series("trainer", own.source, own.refresh_ns, middle[read], windows.rates[read], np.empty((0, 2)))
-    return None
+    span = span_ns(run)
+    windows = None if span is None else process_windows(run, *span)
+    return None if windows is None else process_use(windows)

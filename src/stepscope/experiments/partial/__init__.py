@@ -5,7 +5,6 @@ Here lies its request; study.py plans and judges, training.py is one training, m
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from stepscope.experiments.engine import (
     check_classifier,
     pinned_data,
 )
+from stepscope.files import sha256_of
 from stepscope.request import option, parameters
 
 if TYPE_CHECKING:
@@ -115,8 +115,7 @@ class PartialTraining(StudyRequest):
         from stepscope.experiments.partial.training import read_weights
 
         read_weights(self.checkpoint)
-        digest = hashlib.sha256(self.checkpoint.read_bytes()).hexdigest()
-        return replace(pinned, checkpoint=self.checkpoint.absolute(), checkpoint_sha256=digest)
+        return replace(pinned, checkpoint=self.checkpoint.absolute(), checkpoint_sha256=sha256_of(self.checkpoint))
 
     def plan(self) -> Plan:
         from stepscope.experiments.partial.study import partial_plan

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,14 +30,10 @@ class TrainedParameters:
 
     def share(self, model: nn.Module) -> float:
         """Part of the model's numbers that this trains, 0 to 1."""
-        sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-        rows = {name: len(parameter) for name, parameter in model.named_parameters() if name in self.frozen_filters}
-        trained = (sizes[name] * self._trained_rows(name, rows.get(name, 1)) for name in self.trained)
-        return sum(trained) / sum(sizes.values())
-
-    def _trained_rows(self, name: str, rows: int) -> float:
-        """Part of the rows of a parameter that this trains."""
-        return 1 - len(self.frozen_filters.get(name, ())) / rows
+        named = dict(model.named_parameters())
+        trained = sum(named[name].numel() for name in self.trained)
+        frozen = sum(len(rows) * named[name][0].numel() for name, rows in self.frozen_filters.items())
+        return (trained - frozen) / sum(parameter.numel() for parameter in named.values())
 
 
 def freeze(model: nn.Module, choice: TrainedParameters) -> None:
@@ -96,7 +92,7 @@ def _register_filter_hooks(
 
 LORA_RANK = 4
 LORA_SCALE = 1.0  # alpha / r
-_CONVOLUTIONS: dict[type[nn.Module], type[Any]] = {nn.Conv1d: nn.Conv1d, nn.Conv2d: nn.Conv2d, nn.Conv3d: nn.Conv3d}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class LoraLayer(nn.Module):
@@ -143,7 +139,7 @@ def _adapter(layer: Any, rank: int) -> tuple[nn.Module, nn.Module]:
         down: Any = nn.Linear(layer.in_features, rank, bias=False, **place)
         up: Any = nn.Linear(rank, layer.out_features, bias=False, **place)
     else:
-        kind = _CONVOLUTIONS[type(layer)]
+        kind = type(layer)
         shape = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "padding_mode")}
         down = kind(layer.in_channels, rank, layer.kernel_size, bias=False, **shape, **place)
         up = kind(rank, layer.out_channels, 1, bias=False, **place)
@@ -151,7 +147,6 @@ def _adapter(layer: Any, rank: int) -> tuple[nn.Module, nn.Module]:
     return down, up
 
 
-ALL = "all"
 FreezingSchedule = Callable[[int], TrainedParameters]  # of the number of a step, from 0
 
 
@@ -171,14 +166,18 @@ class ScheduleSettings:
 
 @dataclass(frozen=True)
 class TrainingMethod:
-    """A way to train a part of a model. missing: why a model cannot be trained so, null if it can."""
+    """A way to train a part of a model. needs: layers that it takes, and what is said of a model without them."""
 
     name: str
     trains: str
     saves: str
     schedule: Callable[[nn.Module, ScheduleSettings], FreezingSchedule]
-    missing: Callable[[nn.Module], str | None] = lambda model: None
+    needs: tuple[Callable[[nn.Module], Collection[str]], str] | None = None
     setup: Callable[[nn.Module], None] = lambda model: None
+
+    def missing(self, model: nn.Module) -> str | None:
+        """Return why a model cannot be trained so; None if it can."""
+        return None if self.needs is None or self.needs[0](model) else self.needs[1]
 
 
 def _parameter_names(model: nn.Module) -> frozenset[str]:
@@ -235,12 +234,6 @@ def _choice_without_filters(model: nn.Module, frozen: dict[str, set[int]]) -> Tr
     return TrainedParameters(_parameter_names(model) - untrained, frozen_filters)
 
 
-def _filter_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
-    return _schedule_of_draws(
-        terms, lambda number: _choice_without_filters(model, _drawn_filters(model, terms, number))
-    )
-
-
 def _cumulative_filter_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
     """Every draw freezes more: what was frozen once stays so. Steps in order cost a draw each; going back begins anew.
 
@@ -266,34 +259,16 @@ def _cumulative_filter_schedule(model: nn.Module, terms: ScheduleSettings) -> Fr
     return _schedule_of_draws(terms, choose)
 
 
-def _last_layer_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
-    return _constant_schedule(list(parameters_by_layer(model).values())[-1])
-
-
-def _bias_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
-    return _constant_schedule(biases(model))
-
-
-def _batch_norm_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
-    return _constant_schedule(name for own in batch_norms(model).values() for name in own)
-
-
-def _lora_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
-    return _constant_schedule([*adapter_parameters(model), *list(parameters_by_layer(model).values())[-1]])
-
-
 def _sparse_update_schedule(model: nn.Module, terms: ScheduleSettings) -> FreezingSchedule:
     """Weights by their squared gradient in one batch over their number of elements, until the fraction is spent.
 
     After J. Lin et al., "On-Device Training Under 256KB Memory", NeurIPS 2022: there the contribution of each tensor is
     measured by training it alone; biases after the first trained weight are updated too, since they cost no memory.
     """
-    named, groups = dict(model.named_parameters()), parameters_by_layer(model)
-    last = list(groups.values())[-1]
-    gradients = terms.gradients()
+    named, gradients = dict(model.named_parameters()), terms.gradients()
     worth = {name: float(gradient.square().mean()) for name, gradient in gradients.items() if gradient.dim() > 1}
     budget = terms.fraction * sum(parameter.numel() for parameter in named.values())
-    chosen = set(last)
+    chosen = set(last_layer(model))
     for name in sorted(worth, key=lambda name: -worth[name]):
         if sum(named[other].numel() for other in {*chosen, name}) <= budget:
             chosen.add(name)
@@ -316,63 +291,97 @@ def _gradual_unfreezing_schedule(model: nn.Module, terms: ScheduleSettings) -> F
     return schedule
 
 
-def _no_filters(model: nn.Module) -> str | None:
-    return None if convolution_parameters(model) else "it has no convolution, so no filters"
+Layers = dict[str, tuple[str, ...]]
 
 
-def _no_biases(model: nn.Module) -> str | None:
-    return None if biases(model) else "none of its layers has a bias"
+def parameters_by_layer(model: nn.Module, kinds: type[nn.Module] = nn.Module) -> Layers:
+    """Return the names of the parameters of each layer of a kind by the layer's name; shared ones count once."""
+    counted: set[int] = set()
+    layers: Layers = {}
+    for name, module in model.named_modules():
+        own = []
+        for short, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in counted:
+                counted.add(id(parameter))
+                own.append(f"{name}.{short}" if name else short)
+        if own and isinstance(module, kinds):
+            layers[name] = tuple(own)
+    return layers
 
 
-def _no_batch_norm(model: nn.Module) -> str | None:
-    return None if any(batch_norms(model).values()) else "it has no batch normalisation with parameters"
+def last_layer(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the parameters of the last layer that has any."""
+    return [(), *parameters_by_layer(model).values()][-1]
 
 
-def _why_not_adaptable(model: nn.Module) -> str | None:
-    return None if adaptable_layers(model) else "it has no linear layer or convolution that an adapter fits beside"
+def convolution_parameters(model: nn.Module) -> Layers:
+    """Return the parameters of layers that have filters: convolutions whose weight has a filter in each row."""
+    convolutions = parameters_by_layer(model, _ConvNd)
+    return {name: own for name, own in convolutions.items() if not model.get_submodule(name).transposed}
+
+
+def batch_norm_parameters(model: nn.Module) -> tuple[str, ...]:
+    return tuple(name for own in parameters_by_layer(model, _BatchNorm).values() for name in own)
+
+
+def biases(model: nn.Module) -> tuple[str, ...]:
+    """Biases of layers that also have a weight of more than one dimension: not the shifts of a normalisation."""
+    named = dict(model.named_parameters())
+    deep = [own for own in parameters_by_layer(model).values() if any(named[name].dim() > 1 for name in own)]
+    return tuple(name for own in deep for name in own if name.rpartition(".")[2].startswith("bias"))
 
 
 _INPUTS = "weight gradients of frozen layers, and everything before the first trained one"
+_FILTERS = (convolution_parameters, "it has no convolution, so no filters")
 WAYS = {
     way.name: way
     for way in (
-        TrainingMethod(ALL, "everything", "nothing", lambda model, terms: _constant_schedule(_parameter_names(model))),
+        TrainingMethod(
+            "all", "everything", "nothing", lambda model, terms: _constant_schedule(_parameter_names(model))
+        ),
         TrainingMethod("layers", "layers drawn anew", _INPUTS, _random_layer_schedule),
         TrainingMethod(
             "filters",
             "filters of each convolution drawn anew, other layers whole",
             "nothing: the gradient of a weight is one operator, and a mask comes after it",
-            _filter_schedule,
-            _no_filters,
+            lambda model, terms: _schedule_of_draws(
+                terms, lambda number: _choice_without_filters(model, _drawn_filters(model, terms, number))
+            ),
+            _FILTERS,
         ),
         TrainingMethod(
             "cumulative",
             "as filters, but what was frozen once stays frozen: what the second paper's code does",
             "like filters at first; once all filters of a layer are frozen, its weight gradient",
             _cumulative_filter_schedule,
-            _no_filters,
+            _FILTERS,
         ),
-        TrainingMethod("last", "the last layer", "all backward work below the last layer", _last_layer_schedule),
+        TrainingMethod(
+            "last",
+            "the last layer",
+            "all backward work below the last layer",
+            lambda model, terms: _constant_schedule(last_layer(model)),
+        ),
         TrainingMethod(
             "bias",
             "biases of layers with weights",
             "weight gradients; not the input gradients",
-            _bias_schedule,
-            _no_biases,
+            lambda model, terms: _constant_schedule(biases(model)),
+            (biases, "none of its layers has a bias"),
         ),
         TrainingMethod(
             "batch-norm",
             "scale and shift of batch normalisation",
             "weight gradients of all other layers",
-            _batch_norm_schedule,
-            _no_batch_norm,
+            lambda model, terms: _constant_schedule(batch_norm_parameters(model)),
+            (batch_norm_parameters, "it has no batch normalisation with parameters"),
         ),
         TrainingMethod(
             "lora",
             f"adapters of rank {LORA_RANK} beside frozen layers, and the last layer",
             "weight gradients of frozen layers; the adapters add work of their own",
-            _lora_schedule,
-            _why_not_adaptable,
+            lambda model, terms: _constant_schedule([*adapter_parameters(model), *last_layer(model)]),
+            (adaptable_layers, "it has no linear layer or convolution that an adapter fits beside"),
             add_adapters,
         ),
         TrainingMethod(
@@ -389,48 +398,3 @@ WAYS = {
         ),
     )
 }
-
-
-Layers = dict[str, tuple[str, ...]]
-
-
-def parameters_by_layer(model: nn.Module) -> Layers:
-    """Names of the parameters of each layer by the layer's name; a parameter that layers share counts once."""
-    counted: set[int] = set()
-    layers: Layers = {}
-    for name, module in model.named_modules():
-        own = []
-        for short, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in counted:
-                counted.add(id(parameter))
-                own.append(f"{name}.{short}" if name else short)
-        if own:
-            layers[name] = tuple(own)
-    return layers
-
-
-def parameters_of(model: nn.Module, kinds: type[nn.Module] | tuple[type[nn.Module], ...]) -> Layers:
-    """Return the parameters of layers of these kinds."""
-    modules = dict(model.named_modules())
-    return {name: own for name, own in parameters_by_layer(model).items() if isinstance(modules[name], kinds)}
-
-
-def convolution_parameters(model: nn.Module) -> Layers:
-    """The layers that have filters: convolutions whose weight has a filter in each row."""
-    modules = dict(model.named_modules())
-    return {name: own for name, own in parameters_of(model, _ConvNd).items() if not _transposed(modules[name])}
-
-
-def batch_norms(model: nn.Module) -> Layers:
-    return parameters_of(model, _BatchNorm)
-
-
-def biases(model: nn.Module) -> tuple[str, ...]:
-    """Biases of layers that also have a weight of more than one dimension: not the shifts of a normalisation."""
-    named = dict(model.named_parameters())
-    deep = [own for own in parameters_by_layer(model).values() if any(named[name].dim() > 1 for name in own)]
-    return tuple(name for own in deep for name in own if name.rpartition(".")[2].startswith("bias"))
-
-
-def _transposed(module: nn.Module) -> bool:
-    return bool(getattr(module, "transposed", False))

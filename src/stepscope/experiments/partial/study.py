@@ -193,14 +193,17 @@ def costs_by_axis(outcome: SettingOutcome) -> dict[str, Estimate]:
 
 
 def pareto_front(outcomes: Sequence[SettingOutcome], cost: str) -> set[str]:
-    """Settings that no other beats in accuracy and this cost."""
-    return unbeaten(
-        {
-            outcome.setting.name: (costs_by_axis(outcome)[cost].value, outcome.accuracy.value)
-            for outcome in outcomes
-            if cost in costs_by_axis(outcome)
-        }
-    )
+    """Return the settings for which no other costs no more and gains no less, and is better in one, by the means."""
+    points = {
+        outcome.setting.name: (costs_by_axis(outcome)[cost].value, outcome.accuracy.value)
+        for outcome in outcomes
+        if cost in costs_by_axis(outcome)
+    }
+    return {
+        name
+        for name, own in points.items()
+        if not any(other[0] <= own[0] and other[1] >= own[1] and other != own for other in points.values())
+    }
 
 
 def maybe_unbeaten(outcomes: Sequence[SettingOutcome], cost: str) -> list[str]:
@@ -324,7 +327,7 @@ def reference_table(outcomes: Sequence[SettingOutcome]) -> ResultTable:
 def figure_frames(outcomes: Sequence[SettingOutcome]) -> dict[str, pl.DataFrame]:
     """Return the frames by figure name."""
     frames = {"accuracy-over-time": _curves(outcomes, "time_s"), "accuracy-over-energy": _curves(outcomes, "energy_j")}
-    frames["accuracy-and-cost"] = pl.DataFrame(list(_points(outcomes)), schema=_POINT)
+    frames["accuracy-and-cost"] = pl.DataFrame(list(_cost_gain_points(outcomes)), schema=_POINT)
     frames["savings"] = pl.DataFrame(
         list(_shares(outcomes)), schema={"way": pl.String, "what": pl.String, "percent": pl.Float64}
     )
@@ -364,7 +367,7 @@ def _title(cost: str, outcome: SettingOutcome) -> str:
     return COSTS[cost].replace("energy", energy_name(outcome.cells[0]["energy_kind"]))
 
 
-def _points(outcomes: Sequence[SettingOutcome]) -> Iterator[dict[str, Any]]:
+def _cost_gain_points(outcomes: Sequence[SettingOutcome]) -> Iterator[dict[str, Any]]:
     for cost in COSTS:
         best = pareto_front(outcomes, cost)
         for outcome in outcomes:
@@ -459,15 +462,3 @@ def setting_outcome(setting: PartialSetting, cells: Sequence[Cell]) -> SettingOu
         cost("saved_bytes"),
         float(np.mean([cell["cost"]["trained_share"] for cell in cells])),
     )
-
-
-def unbeaten(points: Mapping[str, tuple[float, float]]) -> set[str]:
-    """Names of the points (cost, gain) for which no other costs no more and gains no less, and is better in one."""
-    return {
-        name
-        for name, (cost, gain) in points.items()
-        if not any(
-            other_cost <= cost and other_gain >= gain and (other_cost, other_gain) != (cost, gain)
-            for other_cost, other_gain in points.values()
-        )
-    }

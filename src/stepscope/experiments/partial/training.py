@@ -26,7 +26,7 @@ from stepscope.experiments.engine.training import (
     TrainingEnvironment,
     TrainingRecord,
     accuracy_of,
-    refuse_without_accuracy,
+    prepare_classifier,
     train_in_session,
     training_environment,
 )
@@ -38,7 +38,7 @@ from stepscope.experiments.partial.methods import (
     TrainingMethod,
     freeze,
     freeze_filters,
-    parameters_by_layer,
+    last_layer,
 )
 from stepscope.experiments.partial.study import PartialTrainingOrders
 from stepscope.files import atomic_write
@@ -65,35 +65,27 @@ def train_point(orders: Orders) -> dict[str, Any]:
 
 
 def train_one_seed(
-    workload: Workload, training_orders: PartialTrainingOrders, seed: int, environment: TrainingEnvironment
+    workload: Workload, orders: PartialTrainingOrders, seed: int, environment: TrainingEnvironment
 ) -> dict[str, Any]:
     """The cell of one seed: its curve, its cost, notes. Absent, UsageError or DataUnavailable where it cannot be."""
-    training = workload.prepare(
-        training_orders.batch,
-        training_orders.optimizer,
-        training_orders.device,
-        seed,
-        training_orders.lr,
-        training_orders.data,
-    )
-    refuse_without_accuracy(training)
-    way = WAYS[training_orders.way]
+    training = prepare_classifier(workload, orders, seed)
+    way = WAYS[orders.way]
     why = way.missing(training.model)
     if why is not None:
-        raise NoSuchLayers(f"'{workload.name}' cannot be trained so ({training_orders.way}): {why}")
-    rule = _optimizer_rule(workload, training_orders)
-    training, before, note = _start_training(training, training_orders, rule, environment)
+        raise NoSuchLayers(f"'{workload.name}' cannot be trained so ({orders.way}): {why}")
+    rule = _optimizer_rule(workload, orders)
+    training, before, note = _start_training(training, orders, rule, environment)
     torch.manual_seed(seed)  # the same adapters and dropout, however the training was begun
     way.setup(training.model)
     training = replace(training, optimizers=optimizers_of(workload, training.model, rule))
-    steps = training_step_count(training_orders, training)
-    schedule = way.schedule(training.model, _schedule_settings(training, training_orders, steps, seed))
-    evaluate = _evaluation(training, before, training_orders.test_samples)
+    steps = training_step_count(orders, training)
+    schedule = way.schedule(training.model, _schedule_settings(training, orders, steps, seed))
+    evaluate = _evaluation(training, before, orders.test_samples)
     record = _run_training(training, schedule, steps, evaluate, environment)
     cost = step_cost(training, way, [schedule(step) for step in probe_steps(steps)], rule)
     notes = [note for note in (note, *cost.notes) if note]
     return {
-        "way": training_orders.way, "fraction": training_orders.fraction, "seed": seed, "steps": steps,
+        "way": orders.way, "fraction": orders.fraction, "seed": seed, "steps": steps,
         "batch": training.batch_size, "data": asdict(training.data), "optimizer": f"{rule.name} {dict(rule.values)}",
         "curve": list(_accuracy_curve(record)), "step_s": float(_median_step_s(record)),
         "energy_kind": record.energy_kind, "energy_note": record.energy_note, "energy_gap": record.gap,
@@ -101,11 +93,9 @@ def train_one_seed(
     }  # fmt: skip
 
 
-def training_step_count(training_orders: PartialTrainingOrders, training: Training) -> int:
+def training_step_count(orders: PartialTrainingOrders, training: Training) -> int:
     """Steps of the whole training."""
-    return (
-        training_orders.epochs * steps_per_epoch(training) if training_orders.steps is None else training_orders.steps
-    )
+    return orders.epochs * steps_per_epoch(training) if orders.steps is None else orders.steps
 
 
 def steps_per_epoch(training: Training) -> int:
@@ -116,16 +106,12 @@ def steps_per_epoch(training: Training) -> int:
     return training.data.train_size // training.batch_size
 
 
-def _optimizer_rule(workload: Workload, training_orders: PartialTrainingOrders) -> OptimizerRule:
-    name = training_orders.optimizer or workload.default_optimizer
-    return OptimizerRule(
-        name, {**workload.hyperparameters[name], **({} if training_orders.lr is None else {"lr": training_orders.lr})}
-    )
+def _optimizer_rule(workload: Workload, orders: PartialTrainingOrders) -> OptimizerRule:
+    name = orders.optimizer or workload.default_optimizer
+    return OptimizerRule(name, {**workload.hyperparameters[name], **({} if orders.lr is None else {"lr": orders.lr})})
 
 
-def _schedule_settings(
-    training: Training, training_orders: PartialTrainingOrders, steps: int, seed: int
-) -> ScheduleSettings:
+def _schedule_settings(training: Training, orders: PartialTrainingOrders, steps: int, seed: int) -> ScheduleSettings:
     def gradients() -> dict[str, Tensor]:
         """Of the first batch, on a copy: the training begins as if it had never been seen."""
         replica = replace(training, model=copy.deepcopy(training.model))
@@ -135,9 +121,9 @@ def _schedule_settings(
         return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
 
     return ScheduleSettings(
-        training_orders.fraction,
+        orders.fraction,
         steps,
-        1 if training_orders.each == "step" else steps_per_epoch(training),
+        1 if orders.each == "step" else steps_per_epoch(training),
         seed,
         gradients,
     )
@@ -189,37 +175,36 @@ def _median_step_s(record: TrainingRecord) -> Any:
 
 
 def _start_training(
-    training: Training, training_orders: PartialTrainingOrders, rule: OptimizerRule, environment: TrainingEnvironment
+    training: Training, orders: PartialTrainingOrders, rule: OptimizerRule, environment: TrainingEnvironment
 ) -> tuple[Training, Training | None, str | None]:
     """The training as it begins, the one that it was pre-trained in (null: not here), and what to know of it."""
-    if training_orders.pretrained:
+    if orders.pretrained:
         name = training.workload.name
         training.model.load_state_dict(packaged.shipped_weights(name))
         text = f"begins with the weights that ship, trained on {packaged.WEIGHTS[name].trained_on}"
-        return (_with_classes(training, training_orders.classes) if training_orders.classes else training), None, text
-    if training_orders.checkpoint is not None:
-        note = load_weights(
-            training.model, read_weights(Path(training_orders.checkpoint)), f"'{training_orders.checkpoint}'"
-        )
-        return (_with_classes(training, training_orders.classes) if training_orders.classes else training), None, note
-    if not training_orders.transfer:
-        return (_with_classes(training, training_orders.classes) if training_orders.classes else training), None, None
+        return _with_classes(training, orders.classes), None, text
+    if orders.checkpoint is not None:
+        note = load_weights(training.model, read_weights(Path(orders.checkpoint)), f"'{orders.checkpoint}'")
+        return _with_classes(training, orders.classes), None, note
+    if not orders.transfer:
+        return _with_classes(training, orders.classes), None, None
     everything = sorted(set(labels_of(_train_data(training.splits)).tolist()))
     former, new = (
-        (tuple(sorted(set(everything) - set(training_orders.classes))), training_orders.classes)
-        if training_orders.classes
+        (tuple(sorted(set(everything) - set(orders.classes))), orders.classes)
+        if orders.classes
         else split_classes(everything)
     )
     if not former:
         raise UsageError("no class is left to pre-train on", "give fewer --classes")
     before = _with_classes(training, former)
-    _load_or_pretrain(before, training_orders, environment)
+    _load_or_pretrain(before, orders, environment)
     fresh = replace(training, optimizers=optimizers_of(training.workload, training.model, rule))
     return _with_classes(fresh, new), before, None
 
 
 def _with_classes(training: Training, classes: tuple[int, ...]) -> Training:
-    return replace(training, splits=splits_of_classes(training.splits, classes))
+    """Return the training on these classes; on all where none is named."""
+    return training if not classes else replace(training, splits=splits_of_classes(training.splits, classes))
 
 
 def _train_data(splits: Splits) -> Any:
@@ -227,15 +212,13 @@ def _train_data(splits: Splits) -> Any:
     return splits.train
 
 
-def _load_or_pretrain(
-    before: Training, training_orders: PartialTrainingOrders, environment: TrainingEnvironment
-) -> None:
+def _load_or_pretrain(before: Training, orders: PartialTrainingOrders, environment: TrainingEnvironment) -> None:
     """Train all on the known classes, for as many steps; all ways of a seed begin with the same weights."""
     file = environment.weights / f"{before.seed}.pt"
     if file.exists():
         before.model.load_state_dict(torch.load(file, map_location=before.device, weights_only=True))
         return
-    for batch in itertools.islice(before.batches(), training_step_count(training_orders, before)):
+    for batch in itertools.islice(before.batches(), training_step_count(orders, before)):
         before.step(batch)
     environment.weights.mkdir(exist_ok=True)
     with atomic_write(file) as part:
@@ -375,9 +358,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: str) -> str | None:
     """Load them into the model; a last layer of another size stays as it is, and is said. UsageError on others."""
-    own = model.state_dict()
-    groups = parameters_by_layer(model)
-    last = set(list(groups.values())[-1]) if groups else set()
+    own, last = model.state_dict(), set(last_layer(model))
     other = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
     wrong = [
         *(f"lacks {name}" for name in sorted(own.keys() - weights.keys())),
