@@ -138,3 +138,11 @@ def test_no_number_has_more_than_three_digits() -> None:
     assert amount(0.4829, "cores") == "0.48 cores"
     assert estimate(0.995, 0.977, 1.0, "1") == "99.5 % [97.7, 100]"
     assert interval(0.0, 3_200_000, "ns") == "[0, 3.2] ms"
+
+
+def test_a_value_that_rounds_to_a_whole_unit_is_one_of_it() -> None:
+    assert duration(999_990.0) == "1 ms"
+    assert duration(999_400.0) == "999 us"
+    assert amount(999_990.0, "ns") == "1 ms"
+    assert amount(999_999.0, "B") == "1 MB"
+    assert duration(59.99e9) == "1 min"

@@ -12,6 +12,7 @@ _DIVIDED = {"J", "W", "V", "A", "Wh", "C"}  # units whose thousandths people use
 _SHARES = ("1", "share", "ratio")
 _NO_PREFIX = {"": "", "cores": "cores", "%": "%", "degC": "°C", "°C": "°C"}
 _TIME = [(3.6e12, "h"), (6e10, "min"), (1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns")]
+_ROUNDED_UP = 0.9995  # of a unit: what three digits show as 1 of it, not as 1,000 of the next smaller one
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -82,7 +83,7 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
     """What divides a value for people to read it, and the unit that it then has."""
     if unit in ("ns", "s"):
         factor = 1.0 if unit == "ns" else 1e-9
-        scale, symbol = next((pair for pair in _TIME if abs(value) / factor >= pair[0]), _TIME[-1])
+        scale, symbol = next((pair for pair in _TIME if abs(value) / factor >= _ROUNDED_UP * pair[0]), _TIME[-1])
         return scale * factor, symbol
     if unit in _SHARES:
         return 0.01, "%"
@@ -159,9 +160,9 @@ def join_interval(low: str, high: str) -> str:
 
 
 def _prefix(value: float, unit: str) -> tuple[float, str]:
-    """The largest prefix that leaves 1 or more; of 0 none."""
+    """The largest prefix that leaves 1 or more, rounded; of 0 none."""
     prefixes = _SMALL_PREFIXES if unit in _DIVIDED and value else _PREFIXES
-    return next(((scale, prefix) for scale, prefix in prefixes if abs(value) >= scale), prefixes[-1])
+    return next(((scale, prefix) for scale, prefix in prefixes if abs(value) >= _ROUNDED_UP * scale), prefixes[-1])
 
 
 def duration(ns: float | None, digits: int = 3) -> str:
@@ -169,7 +170,7 @@ def duration(ns: float | None, digits: int = 3) -> str:
     if ns is None:
         return NOT_MEASURED
     for scale, unit in _TIME:
-        if abs(ns) >= scale or scale == 1.0:
+        if abs(ns) >= _ROUNDED_UP * scale or scale == 1.0:
             return f"{number(ns / scale, digits)} {unit}"
     raise AssertionError("the last unit always fits")
 

@@ -5,7 +5,7 @@ A check of a run against its baseline, on the terminal and as Markdown for the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -117,7 +117,7 @@ def quantity_rows(comparison: Comparison, setting: int = 0) -> Iterator[Quantity
             "exact" if row["interval_of"] == "exact" else interval(row["low"], row["high"], unit) or NOT_MEASURED,
             "" if row["side"] == 0 else _ratio(row["ratio"]),
             interval_of_value(row["ratio"], row["ratio_low"], row["ratio_high"], ""),
-            _SAME if _ratio(row["ratio"]) == "1" else better_or_worse(row["difference"], definition.better),
+            _verdict(row, definition.better),
             row,
         )
 
@@ -132,6 +132,11 @@ def better_or_worse(difference: str | None, better: str | None) -> str:
 
 
 _SAME = "same"  # to three digits, however narrow the interval
+
+
+def _verdict(row: Mapping[str, Any], better: str | None) -> str:
+    chance = row["difference"] in ("none seen", "no interval")
+    return _SAME if not chance and _ratio(row["ratio"]) == "1" else better_or_worse(row["difference"], better)
 
 
 def _ratio(value: float | None) -> str:
