@@ -137,6 +137,7 @@ def test_a_parameter_with_the_id_of_one_that_has_died_belongs_to_the_layer_that_
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 def test_layers_in_compiled_and_scripted_code_are_null_never_zero(tmp_path: Path) -> None:
+    torch._dynamo.reset()  # other tests may have compiled Sequential.forward as often as it may be
     inner: Any = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
     compiled: Any = torch.compile(nn.Sequential(nn.Linear(8, 8)), backend="eager")
     model = nn.Sequential(compiled, inner, nn.Linear(8, 1))
