@@ -16,6 +16,7 @@ _STATED_SPREAD, _FAR_OFF = 0.5, 4.0  # of the logarithm of a stated window; the 
 _LATE_COST = 1.0  # of a delay, per refresh beyond the first
 _EARLY_COST = 6.0  # of a value that is read before it is made
 _FILTER_COST = 1.0
+_HOLD_COST = 0.2  # of values of unknown age: of two models that are as likely, the one without
 A_THIRD = 0.3  # of the logarithm of a width
 
 
@@ -36,6 +37,7 @@ class Prior:
         """Logarithm of how likely a model is before any reading, up to a constant."""
         refresh = self.refresh or period
         log = -_FILTER_COST if model.rc > SHORTEST_RC else 0.0
+        log -= _HOLD_COST if model.hold else 0.0
         if self.stated and model.width:
             log -= min(0.5 * (math.log(model.width / self.stated) / _STATED_SPREAD) ** 2, _FAR_OFF)
         if model.lag < 0:
