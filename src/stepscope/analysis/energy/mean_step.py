@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analysis.energy.measured_energy import Energy
-from stepscope.analysis.estimate import Estimate, mean_over_time, ratio_of_sums
+from stepscope.analysis.estimate import Estimate, drift_factor, mean_over_time, ratio_of_sums
 from stepscope.analysis.time.steps import FEW, timed_steps
+from stepscope.arrays import Floats
 from stepscope.runfolder import RunReader
 
 Row = tuple[float | None, float | None, float | None]
@@ -38,8 +39,9 @@ class MeanStep:
         if len(lengths) < FEW:
             return cls(float(lengths.mean()), samples, None, None)
         counts = None if samples is None else steps["samples"].to_numpy().astype(np.float64)
-        of_sample = None if counts is None else _relative_half_width(ratio_of_sums(lengths, counts))
-        return cls(float(lengths.mean()), samples, _relative_half_width(mean_over_time(lengths)), of_sample)
+        of_sample = None if counts is None else _relative_half_width(ratio_of_sums(lengths, counts), lengths / counts)
+        of_step = _relative_half_width(mean_over_time(lengths), lengths)
+        return cls(float(lengths.mean()), samples, of_step, of_sample)
 
     def energy(self, power: Energy) -> Row:
         """Return the energy of a step, J, and the ends of its 95 % CI: of the power and of the mean length."""
@@ -54,11 +56,15 @@ class MeanStep:
         )
 
 
-def _relative_half_width(estimate: Estimate | None) -> float | None:
-    """Half width of a CI as a share of the value: the wider side, since means of stretches lie apart from it."""
+def _relative_half_width(estimate: Estimate | None, lengths: Floats) -> float | None:
+    """Half width of a CI as a share of the value: the wider side, and at least what the drift of the lengths makes it.
+
+    Means of stretches lie apart from the value; where the machine drifts, neighbouring stretches are alike too.
+    """
     if estimate is None or estimate.low is None or estimate.high is None or estimate.value <= 0:
         return None
-    return max(estimate.high - estimate.value, estimate.value - estimate.low) / estimate.value
+    half = max(estimate.high - estimate.value, estimate.value - estimate.low) / estimate.value
+    return max(half, (drift_factor(lengths) or 1.0) - 1)
 
 
 def samples_per_step(run: RunReader) -> float | None:
