@@ -228,7 +228,7 @@ def test_pictures_asked_for_wrongly_are_refused(
     assert said in capsys.readouterr().err
 
 
-def test_what_was_never_simulated_is_not_drawn() -> None:
+def test_what_was_never_simulated_is_not_drawn(tmp_path: Path) -> None:
     from stepscope.cli._fit_answer import draw_figures
 
     pytest.importorskip("altair")
@@ -241,7 +241,7 @@ def test_what_was_never_simulated_is_not_drawn() -> None:
     of = Job("looking", job.build, job.batch, plain_step(looks), 16, looks)
     found = predict_fit(JobQuestion(of, 4, limit_of_memory("1GB"), options=False))
     with pytest.raises(StepscopeError, match="no dry run"):
-        draw_figures(Path("nowhere"), ["svg"], found, None, [], [])
+        draw_figures(tmp_path, ["svg"], found, None, [], [])
 
 
 def test_what_was_predicted_of_an_allocator_for_a_script_is_what_the_answer_says(
