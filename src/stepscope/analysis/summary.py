@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 _FILE = "summary.json"
 
 
-def summary(run: Run) -> dict[str, Any]:
-    """Verdict, metrics with unit and CI, profiling overhead, phases and what was not measured; SI units."""
+def summary(run: Run, of_operators: bool = True) -> dict[str, Any]:
+    """Verdict, metrics with unit and CI, profiling overhead, phases and what was not measured; SI units.
+
+    of_operators: with what takes a fit of each sensor; else those parts are null, and named in `pending`.
+    """
     verdict, workload = run.verdict(), run.meta.get("workload")
     if isinstance(workload, dict) and workload.get("batch_size") is None:
         workload = {**workload, "batch_size": observed_batch(run)}  # a script does not state it
@@ -45,9 +48,8 @@ def summary(run: Run) -> dict[str, Any]:
         "simulated": run.simulated,
         "board": {"name": run.board.name, "title": run.board.title},
         "energy": run.energy_totals().to_dicts(),
-        "energy_of_ops": energy_facts(run) if run.rails.lines else None,
-        "use_of_ops": run.utilisation(by="kind").to_dicts(),
-        "energy_notes": list(run.energy_tables.notes),
+        **(_facts_of_operators(run) if of_operators else dict.fromkeys(_FITTED)),
+        "pending": [] if of_operators else list(_FITTED),
         "phases": run.phases().to_dicts(),
         "communication": run.communication().to_dicts(),
         "ranks": run.rank_table().to_dicts() if len(run.ranks) > 1 else [],
@@ -56,16 +58,26 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
-def write_summary(run: Run) -> Path:
+_FITTED = "energy_of_ops", "use_of_ops", "energy_notes"
+
+
+def _facts_of_operators(run: Run) -> dict[str, Any]:
+    energy = energy_facts(run) if run.rails.lines else None
+    facts = energy, run.utilisation(by="kind").to_dicts(), list(run.energy_tables.notes)
+    return dict(zip(_FITTED, facts, strict=True))
+
+
+def write_summary(run: Run, of_operators: bool = True) -> Path:
     """Write summary.json into the run folder, replaced as a whole; OSError where the folder cannot be written."""
     path = run.path / _FILE
-    replace_json(path, {"key": run.results.key, **summary(run)})
+    replace_json(path, {"key": run.results.key, **summary(run, of_operators)})
     return path
 
 
-def is_summary_current(run: Run) -> bool:
-    """Return whether summary.json was found in the very files that the run has now."""
-    return read_json_object(run.path / _FILE).get("key") == run.results.key
+def is_summary_current(run: Run, of_operators: bool = True) -> bool:
+    """Return whether summary.json was found in the very files that the run has now; of_operators: and is whole."""
+    stored = read_json_object(run.path / _FILE)
+    return stored.get("key") == run.results.key and not (of_operators and stored.get("pending"))
 
 
 PROCESS_SCHEMA = {"part": pl.String, "bytes": pl.Int64, "source": pl.String}

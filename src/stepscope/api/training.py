@@ -102,7 +102,7 @@ def measure(
         raise KeyboardInterrupt
     measure_after_run(path, code == 0, request, resolved_workload, lambda sentence: None)
     run = stepscope.Run(path)
-    write_summary(run)
+    write_summary(run, of_operators=False)
     return run
 
 

@@ -269,7 +269,7 @@ def _print_and_write_summary(path: Path, quiet: bool, of_a_script: bool) -> None
     run = Run(path)
     if not quiet:
         Console(highlight=False, stderr=of_a_script).print(render(run))
-    write_summary(run)
+    write_summary(run, of_operators=False)  # the fits of the sensors can take longer than the training did
 
 
 def _without_steps(run: RunReader) -> str:

@@ -41,7 +41,7 @@ def _print_summary(request: ImportRequest, path: Path, as_json: bool) -> None:
     from stepscope.analysis.summary import write_summary
 
     run = Run(path)
-    write_summary(run)
+    write_summary(run, of_operators=False)
     if request.board is not None and run.board.name == OTHER_MACHINE:
         why = "so what its rails feed is not known; docs/boards.md lists the boards"
         typer.echo(f"warning: no board is known as '{request.board}', {why}", err=True)

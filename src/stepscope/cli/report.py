@@ -45,18 +45,18 @@ def report(
         print_metrics(opened, verbose)
     else:
         _print_screen(opened, verbose)
-    if attribution == "fit" and (html or as_json or verbose or not opened.rails.lines):
-        _write_missing_summary(opened)  # of a screen's run with sensors it would take longer than the screen did
+    if attribution == "fit":
+        _write_missing_summary(opened, html or as_json or verbose)
 
 
-def _write_missing_summary(run: Run) -> None:
+def _write_missing_summary(run: Run, of_operators: bool) -> None:
     """summary.json of a finished run that has none, or one of other files: lists of runs show what is in it."""
     from stepscope.analysis.summary import is_summary_current, write_summary
 
-    if run.status == "running" or is_summary_current(run):
+    if run.status == "running" or is_summary_current(run, of_operators):
         return
     with suppress(OSError):  # a folder that is only read from is shown all the same
-        result_or_failed_part(lambda: write_summary(run))
+        result_or_failed_part(lambda: write_summary(run, of_operators))
 
 
 def _print_screen(run: Run, verbose: bool) -> None:
