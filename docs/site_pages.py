@@ -9,7 +9,10 @@ from typing import Any
 DOCS = Path(__file__).parent
 _OUTWARDS = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)\)")
 _PAGES = (".md", ".ipynb")
-_FIRST = ("index.md", "install.md", "guide.md", "reading-a-report.md", "coming-from.md", "glossary.md")
+_FIRST = (
+    "index.md", "install.md", "devices.md", "guide.md", "reading-a-report.md", "troubleshooting.md", "coming-from.md",
+    "glossary.md",
+)  # fmt: skip
 _NAMELESS = {
     'data-md-component="search" role="dialog"': "Search",
     'id="__search"': "Search",

@@ -133,7 +133,9 @@ def test_every_study_of_the_guide_can_be_begun_as_it_is_typed(monkeypatch: pytes
 def test_the_front_page_has_the_places_that_its_run_is_written_into() -> None:
     """As docs/images/make.py finds them."""
     front = (DOCS / "index.md").read_text(encoding="utf-8")
-    assert len(re.findall(r"```text\n.*?```", front, flags=re.DOTALL)) == 1
+    screens = [re.findall(r"```text\n.*?```", page, flags=re.DOTALL) for page in (front, PAGES[0].read_text("utf-8"))]
+    assert len(screens[0]) == 1
+    assert screens[0] == screens[1]
     assert re.search(r"One training step of LeNet takes \*\*.*?\n\n", front, flags=re.DOTALL)
 
 

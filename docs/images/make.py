@@ -1,4 +1,4 @@
-"""Draws the picture of README and docs and the numbers of the docs' front page: `python docs/images/make.py`.
+"""Draws the picture of README and docs, and the screen and numbers of their front pages: `python docs/images/make.py`.
 
 On a machine that does nothing else: LeNet is trained for 600 steps, a minute of `stepscope tune` measures what to
 change, and the page of that run is pictured by the system's Chromium. Two minutes in all.
@@ -33,7 +33,7 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def main(folder: Path, out: Path, steps: str = "600", minutes: str = "1") -> None:
-    """Measure in a folder; write report.png and index.md into `out`."""
+    """Measure in a folder; write report.png, index.md and README.md into `out`, or where they belong."""
     _stepscope(folder, "run", "lenet", "--steps", steps, "--out", "runs")
     _stepscope(folder, "tune", "lenet", "--minutes", minutes)
     (path,) = (folder / "runs").iterdir()
@@ -41,11 +41,11 @@ def main(folder: Path, out: Path, steps: str = "600", minutes: str = "1") -> Non
     _picture(path / "report.html", out / "report.png")
     screen = _stepscope(folder, "report", str(path))
     lines = [line.rstrip() for line in screen.splitlines() if not line.startswith("MORE")]
-    front = (HERE.parent / "index.md").read_text(encoding="utf-8")
-    shown = "\n".join(["```text", *lines, "```"])
-    front = re.sub(r"```text\n.*?```", lambda _: shown, front, count=1, flags=re.DOTALL)
-    front = re.sub(_SUMMARY, lambda _: f"{_summary(path)}\n\n", front, count=1, flags=re.DOTALL)
-    (out / "index.md" if out != HERE else HERE.parent / "index.md").write_text(front, encoding="utf-8")
+    shown, summary = "\n".join(["```text", *lines, "```"]), f"{_summary(path)}\n\n"
+    for page in (HERE.parent / "index.md", HERE.parents[1] / "README.md"):
+        text = re.sub(r"```text\n.*?```", lambda _: shown, page.read_text(encoding="utf-8"), count=1, flags=re.DOTALL)
+        text = re.sub(_SUMMARY, lambda _: summary, text, count=1, flags=re.DOTALL)
+        (page if out == HERE else out / page.name).write_text(text, encoding="utf-8")
 
 
 def _stepscope(folder: Path, *words: str) -> str:
