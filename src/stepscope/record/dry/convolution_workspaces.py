@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stepscope.record.dry.fused_layer_workspaces import LSTM_RULES
-from stepscope.record.dry.platform import Platform
+from stepscope.record.dry.platform import AVX2, Platform
 from stepscope.record.dry.storage_log import NOTHING, HiddenBytes, Rule, exact_bytes
 
 # Found by watching c10's allocations of single ops (torch 2.13, oneDNN 3.12). Forward: input and weights are copied
@@ -24,7 +24,6 @@ from stepscope.record.dry.storage_log import NOTHING, HiddenBytes, Rule, exact_b
 # as they are, and copies four and more into eights). In channels-last nothing but the weights is copied. Without bf16
 # in hardware an expansion of every patch takes its place (im2col).
 
-AVX2 = 8  # channels of a block there: a pixel's kernel with a stride first collects what it reads of a sample
 _LINES = 128  # B
 _SMALL = 20_480  # elements: below this a single sample is not worth oneDNN (torch's ConvUtils)
 _FEW = 3  # channels, of a picture: the gradient of the weights reads no more of them without a copy

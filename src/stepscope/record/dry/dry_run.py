@@ -18,6 +18,7 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import flop_registry
@@ -155,10 +156,11 @@ def copy_on_fake(model: nn.Module, optimizers: Optimizers, mode: FakeMode) -> tu
             elif isinstance(value, in_both):
                 memo[id(value)] = value
     for parameter in [*model.parameters(), *_optimized_parameters(optimizers)]:
-        if id(parameter) not in memo:
+        if id(parameter) not in memo and not is_lazy(parameter):
             memo[id(parameter)] = nn.Parameter(fake_of_tensor(parameter, mode), requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
-        memo[id(buffer)] = fake_of_tensor(buffer, mode)
+        lazy: Any = type(buffer)
+        memo[id(buffer)] = lazy(dtype=buffer.data.dtype) if is_lazy(buffer) else fake_of_tensor(buffer, mode)
     for optimizer in optimizers:
         for state in optimizer.state.values():
             memo.update({id(v): fake_of_tensor(v, mode) for v in state.values() if isinstance(v, Tensor) and v.dim()})
@@ -169,7 +171,7 @@ _COPIED = 65_536  # elements at most of a table or mask that is no buffer, and k
 
 
 def _is_tensor_of_data(tensor: Tensor) -> bool:
-    return tensor.numel() > _COPIED or not tensor.is_leaf
+    return not is_lazy(tensor) and (tensor.numel() > _COPIED or not tensor.is_leaf)
 
 
 def _types_not_copied() -> tuple[type, ...]:

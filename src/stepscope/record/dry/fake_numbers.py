@@ -9,6 +9,8 @@ own until it is written to. A choice takes all elements: the most that it can.
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,6 +23,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -66,6 +69,8 @@ class FakeMode(FakeTensorMode):
             *((owner, "isfinite", _fake_isfinite) for owner in (torch, Tensor)),
             *((owner, "all", _fake_all) for owner in (torch, Tensor)),
             (FakeTensor, "tolist", _fake_tolist), (torch._C, "_InferenceMode", _fake_inference_mode),
+            *((kind, "__new__", functools.partial(_new_lazy, kind.__new__)) for kind in _LAZY),
+            *((kind, "materialize", _materialize_fake) for kind in _LAZY),
             *((owner, name, _fake_product(name)) for owner in (torch, Tensor) for name in ("prod", "cumprod")),
             *((owner, name, _fake_extreme(name)) for owner in (torch, Tensor) for name in ("max", "min")),
         ):  # fmt: skip
@@ -222,6 +227,28 @@ def _set_data_from(old: Tensor, new: Tensor) -> None:
         old.data = new
         if isinstance(old, FakeTensor):
             old.fake_device = new.device
+
+
+_LAZY = UninitializedParameter, UninitializedBuffer
+
+
+def _new_lazy(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Make what has no shape yet as a tensor of its own class, which a tensor without numbers cannot be."""
+    with _disable_current_modes():
+        return plain(*args, **kwargs)
+
+
+def _materialize_fake(lazy: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+    """Give what has no shape yet one: a tensor without numbers takes its place wherever it is held."""
+    with _disable_current_modes():
+        dtype = dtype or lazy.data.dtype
+    made: Any = torch.empty(shape, device=device, dtype=dtype)
+    made = torch.nn.Parameter(made, lazy.requires_grad) if isinstance(lazy, UninitializedParameter) else made
+    for holder in gc.get_referrers(lazy):
+        if isinstance(holder, (dict, list)):
+            places = holder.items() if isinstance(holder, dict) else enumerate(holder)
+            for place in [place for place, value in places if value is lazy]:
+                holder[place] = made
 
 
 def _deepcopy_fake(tensor: FakeTensor, memo: Any) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepscope.record.dry.platform import Platform
+from stepscope.record.dry.platform import AVX2, Platform
 from stepscope.record.dry.storage_log import NOTHING, HiddenBytes, Rule
 
 # Workspaces of fused attention on a CPU, as torch 2.13 asks for them (FlashAttentionKernel.cpp).
@@ -69,17 +69,19 @@ ATTENTION_RULES: dict[str, Callable[[int], Rule]] = {
 # Workspaces of LSTM layers on the CPU: what forward leaves for backward, and copies of the weights in padded rows.
 
 # torch's shape function gives the workspace that forward keeps 0 bytes, so without a rule a dry run of an LSTM is up to
-# 80 % low. Fitted on c10's allocations of single layers (torch 2.13, oneDNN 3.12, AVX-512; 8 to 1024 inputs, 64 to 670
-# units, float32 and bf16): exact to 1 % for the kept part, 2 % for the scratch. On AVX2 61.6 B a unit were seen.
+# 80 % low. In float32 forward keeps buffers that begin on pages: of 97 layers (torch 2.13, oneDNN 3.12, AVX-512; 1 to
+# 512 inputs, 5 to 512 units, 1 to 192 steps) none was off by more than three pages. On AVX2 61.6 B a unit were seen,
+# where these are 61. In bf16 it was fitted (8 to 1024 inputs, 64 to 670 units): exact to 1 %.
 
-# B a unit that forward keeps: a step, in rows of gates and without padding; a state, in rows of states or of inputs,
-# whichever are more, and in rows of states
-_WORKSPACE_IN_FLOAT = (22.0, 8.3, 24.0, 5.8)
+# B a unit that forward keeps in bf16: a step, in rows of gates and without padding; a state, in rows of states or of
+# inputs, whichever are more, and in rows of states
 _WORKSPACE_IN_BF16 = (9.5, 7.5, 20.2, 5.2)  # states of cells and their gradients stay in float32
+_PAGE = 4096  # B
 _TOUCHED = 0.326  # of what is kept: pages that forward writes to; the rest is asked for and never resident
 _TOUCHED_BACKWARD = 16.5  # B a unit of state and step that backward touches of it besides
-_SCRATCH, _SCRATCH_FIXED = 16.6, 17_000
+_SCRATCH_FIXED = 17_000  # B
 _KEPT_FITTED, _SCRATCH_FITTED, _FITTED_FIXED = 0.045, 0.05, 18_000  # seen on 30 other layers, and pages, B
+_KEPT_EXACT = 0.002, 2 * _PAGE  # in float32
 _SCRATCH_IN_BF16 = 19.0  # B a unit of state and sample: one step at a time
 _LINE = 16  # floats in a cache line
 _ALIASING = 256  # a row of a multiple of this many floats gets another line, against aliasing of 4 KB
@@ -94,12 +96,12 @@ def lstm_forward(platform: Platform) -> Rule:
         x, units = args[_INPUT], args[_HIDDEN_SIZE]
         if not _has_lstm_rule(platform, x):
             return NOTHING
-        steps, weights = x.shape[0] * x.shape[1], (args[_INPUT_WEIGHT], args[_STATE_WEIGHT])
+        weights = args[_INPUT_WEIGHT], args[_STATE_WEIGHT]
         size = (_reference_rnn_bytes if platform.acl else _lstm_workspace_bytes)(x, units)
         if platform.acl:
             scratch = _padded_weight_bytes(*weights) + _reference_scratch_bytes(x, units, x.shape[1] < _ONE_PRODUCT)
         elif x.element_size() == _FLOAT:
-            scratch = _padded_weight_bytes(*weights) + _lstm_scratch_bytes(steps, units)
+            scratch = _padded_weight_bytes(*weights) + _lstm_scratch_bytes(x, units)
         else:
             scratch = sum(
                 _bf16_gate_rows(units) * w.shape[1] * w.element_size() for w in weights
@@ -107,7 +109,9 @@ def lstm_forward(platform: Platform) -> Rule:
         touched = size if platform.acl else round(_TOUCHED * size)
         workspace = ((_WORKSPACE_OUTPUT, size, touched),) if args[_TRAINED] else ()
         requested = (scratch - _scratch_uncertainty(scratch), scratch + _scratch_uncertainty(scratch))
-        return HiddenBytes(scratch, scratch, scratch, workspace, requested, (_KEPT_FITTED, _FITTED_FIXED))
+        exact = x.element_size() == _FLOAT and not platform.acl and platform.block != AVX2
+        uncertainty = _KEPT_EXACT if exact else (_KEPT_FITTED, _FITTED_FIXED)
+        return HiddenBytes(scratch, scratch, scratch, workspace, requested, uncertainty)
 
     return rule
 
@@ -175,20 +179,27 @@ def _reference_scratch_bytes(x: Tensor, units: int, of_all_steps: bool) -> int:
 def _lstm_workspace_bytes(x: Tensor, units: int) -> int:
     """Return the workspace for an input [T, N, I]; there is one more state than there are steps."""
     steps, samples, inputs = x.shape
-    gates, plain, wider, states = _WORKSPACE_IN_FLOAT if x.element_size() == _FLOAT else _WORKSPACE_IN_BF16
-    of_step = gates * _padded_row(4 * units) / 4 + plain * _round_up_to_line(units)
-    of_states = wider * _padded_row(max(inputs, units)) + states * _padded_row(units)
-    return round(samples * (steps * of_step + (steps + 1) * of_states))
+    if x.element_size() == _FLOAT:
+        unit = _FLOAT * samples  # B of a step
+        gates, plain = unit * steps * _padded_row(4 * units), unit * units
+        wider, states = unit * _padded_row(max(inputs, units)), unit * _padded_row(units) * (steps + 1)
+        buffers = gates, *[2 * wider * (steps + 1)] * 3, states, 2 * plain * (steps + 1), plain * (2 * steps + 1)
+        return sum(_round_up_to_line(size, _PAGE) for size in buffers)
+    of_gates, of_units, of_inputs, of_states = _WORKSPACE_IN_BF16
+    of_step = of_gates * _padded_row(4 * units) / 4 + of_units * _round_up_to_line(units)
+    of_state = of_inputs * _padded_row(max(inputs, units)) + of_states * _padded_row(units)
+    return round(samples * (steps * of_step + (steps + 1) * of_state))
 
 
-def _lstm_scratch_bytes(steps: int, units: int) -> int:
-    return round(_SCRATCH * steps * _round_up_to_line(units) + _SCRATCH_FIXED)
+def _lstm_scratch_bytes(x: Tensor, units: int) -> int:
+    steps, samples = x.shape[:2]
+    return int(_FLOAT * samples * (steps * _padded_row(4 * units) + 2 * units) + _SCRATCH_FIXED)
 
 
 def _lstm_backward_in_float(x: Tensor, input_weight: Tensor, state_weight: Tensor) -> int:
     units = state_weight.shape[1]
     copies = _padded_weight_bytes(input_weight, state_weight) + _padded_gradient_bytes(input_weight, state_weight)
-    return copies + _lstm_scratch_bytes(x.shape[0] * x.shape[1], units)
+    return copies + _lstm_scratch_bytes(x, units)
 
 
 def _lstm_backward_in_bf16(x: Tensor, input_weight: Tensor, state_weight: Tensor) -> int:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+AVX2 = 8  # channels that oneDNN keeps together there
+
 
 @dataclass(frozen=True)
 class Platform:
@@ -39,7 +41,7 @@ def other_platform(kind: str = "cpu", has_bf16: bool = False, threads: int = 4) 
 def this_platform(kind: str = "cpu") -> Platform:
     """Return what torch says of this process."""
     capability = torch.backends.cpu.get_cpu_capability()
-    blocks = {"AVX512": 16, "AVX2": 8} if _has_onednn() else {}
+    blocks = {"AVX512": 16, "AVX2": AVX2} if _has_onednn() else {}
     acl = _has_acl()
     is_known = platform.machine() in ("x86_64", "AMD64") or (acl and capability == "DEFAULT" and not native_bf16())
     return Platform(kind, blocks.get(capability, 0), native_bf16(), torch.get_num_threads(), is_known, acl)

@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     UnsupportedFakeTensorException,
 )
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -211,7 +212,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def adopt(self, tensor: Tensor, category: str, module: str | None = None) -> None:
         """Count a tensor that is there already, or say what a known one is for."""
-        if is_functorch_wrapped_tensor(tensor):
+        if is_functorch_wrapped_tensor(tensor) or is_lazy(tensor):
             return
         if tensor.layout is not torch.strided:
             for part in parts_of(tensor):

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from stepscope.record.dry.arithmetic_workspaces import ARITHMETIC_RULES
-from stepscope.record.dry.convolution_workspaces import AVX2, CONVOLUTION_RULES, CUDNN_RULES, fits_no_block
+from stepscope.record.dry.convolution_workspaces import CONVOLUTION_RULES, CUDNN_RULES, fits_no_block
 from stepscope.record.dry.fused_layer_workspaces import ATTENTION_RULES, LSTM_RULES
-from stepscope.record.dry.platform import Platform
+from stepscope.record.dry.platform import AVX2, Platform
 from stepscope.record.dry.storage_log import NOTHING, HiddenBytes, Rule
 from stepscope.record.dry.unmodelled_ops import (
     bytes_of,
