@@ -12,6 +12,7 @@ from benchmarks.hostile.plant import WARM_UP, Law, Pace, build
 from benchmarks.hostile.rows import GPU, Row, cells
 from benchmarks.hostile.sensors import Faults, read
 
+from stepscope.analysis.energy.misfit import reason_too_many_kinds
 from stepscope.analysis.energy.readings import Readings as PowerReadings
 from stepscope.analysis.energy.sensor_model import SensorModel, design, fully_covered_flags
 from stepscope.analysis.energy.timeline import Keys, Lane, PieceUncertainty, Timeline, join_uncertain_pieces
@@ -23,6 +24,7 @@ ROWS = (
     Row("RAPL, 40 ms", sensors.RAPL, Pace(0.04), structures=SMALL, bar=0.025),
     Row("W of a call +-20 % at random", sensors.SPOT, Pace(steps=50), Law(by_call=0.2), structures=SMALL),
     Row("averaging gauge, stated as one that does not, 40 ms", sensors.MISSTATED, Pace(0.04), structures=SMALL),
+    Row("steps of 0.5 W, which power rests between", sensors.COARSE, structures=SMALL),
     Row("GPU 25 of 100 ms, 99.6 ms", sensors.GPU_25, Pace(0.0996, 120), GPU, structures=SMALL, gpu=True),
 )
 
@@ -51,6 +53,18 @@ def test_readings_err_as_they_are_told_to() -> None:
     assert len(rows.values) < 0.9 * len(exact.values)
     assert np.nanmean(rows.values) == pytest.approx(1.1 * exact.values.mean(), rel=0.03)
     assert (np.diff(rows.t0_s) > 0).all()
+
+
+def test_hundreds_of_kinds_that_share_the_time_do_not_tell_the_delay_of_a_sensor() -> None:
+    def one_step(seconds: Floats) -> Timeline:
+        edges, number = np.append(0.0, np.cumsum(seconds)), np.arange(len(seconds) + 1)
+        lane = Lane(edges[:-1], edges[1:], number[:-1])
+        keys = Keys(number, number, np.zeros(len(number), dtype=bool))
+        return Timeline((lane,), keys, edges[:1], edges[-1:], np.ones(1, dtype=bool))
+
+    assert "600 kinds of operators" in reason_too_many_kinds(one_step(np.full(600, 1e-3)), 64)
+    assert not reason_too_many_kinds(one_step(0.1 / np.linspace(1.0, 600.0, 600) ** 1.3), 64)
+    assert not reason_too_many_kinds(one_step(np.full(60, 1e-3)), 64)
 
 
 SLOW_FILTERS = {363: True, 951: True, 892: False, 977: False}  # of the grid: 20 ms; a logarithm of time, over 0.3 s

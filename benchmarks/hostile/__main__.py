@@ -32,18 +32,19 @@ INSIDE, TRUE = 0.85, 0.95  # the least energy inside its interval, and truly wit
 def plant_of(row: Row, seed: int) -> Plant:
     """The plant of a row with this seed."""
     name = row.structures[seed % len(row.structures)]
-    step = structures.small_step(seed=seed) if name == "small" else structures.recorded(name)
+    step = structures.of_name(name, seed)
     return build(structures.on_gpu(step) if row.gpu else step, row.law, row.pace, seed)
 
 
 def measure(row: Row, seed: int) -> Score:
     """Run one plant, let the product read it, and compare; a product that breaks down has a score too."""
-    plant, gain, offset_w = plant_of(row, seed), row.faults.gain, row.faults.offset_w
+    plant, faults = plant_of(row, seed), row.faults
     with tempfile.TemporaryDirectory() as out, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        path = folder.write(plant, row.sensor, read(plant, row.sensor, row.faults, seed), Path(out))
+        path = folder.write(plant, row.sensor, read(plant, row.sensor, faults, seed), Path(out))
         try:
-            return folder.score(stepscope.Run(path), as_shown(plant, gain, offset_w), plant.truth["whole"][""])
+            shown = as_shown(plant, faults.gain, faults.offset_w, faults.warming)
+            return folder.score(stepscope.Run(path), shown, plant.truth["whole"][""])
         except Exception as error:  # whatever it is: the row has failed
             place = traceback.extract_tb(error.__traceback__)[-1]
             said = f"broke down: {error!r} at {Path(place.filename).name}:{place.lineno}"

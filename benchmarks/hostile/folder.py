@@ -16,6 +16,7 @@ from scipy.special import ndtri  # type: ignore[import-untyped]
 import stepscope
 from benchmarks.hostile.plant import WARM_UP, Plant
 from benchmarks.hostile.sensors import CHANNELS, Readings, Sensor
+from benchmarks.hostile.structures import PAUSES
 from stepscope.runfolder import Part, RunWriter, sample_dtype
 
 STEPS_A_PART = 32
@@ -127,7 +128,8 @@ def score(run: stepscope.Run, plant: Plant, true_j: float | None = None) -> Scor
         low, high = _at_90(found, low, high)
         off = found / true - 1
         holds = None if low is None or high is None else bool(low <= true <= high)
-    meter = _meter_holds(run, true if true_j is None else true_j)
+    # Totals of a run leave pauses between steps out.
+    meter = _meter_holds(run, (true if true_j is None else true_j) - plant.truth["kind"][PAUSES])
     resolution = run.energy_resolution().filter(pl.col("rail") == rail)
     if len(resolution):
         note = str(resolution["note"][0] or "")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.signal import fftconvolve  # type: ignore[import-untyped]
 
-from benchmarks.hostile.structures import BETWEEN_OPERATIONS, BETWEEN_STEPS, OUTSIDE, Step, credited
+from benchmarks.hostile.structures import BETWEEN_OPERATIONS, BETWEEN_STEPS, OUTSIDE, PAUSES, Step, credited
 from stepscope.arrays import Floats, Ints
 
 BEGIN_S = 1000.0  # of the first step, s on the monotonic clock
@@ -74,6 +74,11 @@ class Law:
     switch: bool = False  # to that clock once, in mid-run
     background_w: float = 0.0  # of another program that comes and goes
     background_s: tuple[float, float] = (1.0, 4.0)
+    drift: float = 0.0  # growth over the run, linear
+    by_step: float = 0.0  # spread from step to step, the same for all that runs in it
+    by_step_and_kind: float = 0.0  # the same, each kind for itself
+    off: tuple[float, float] | None = None  # from this share of the run to that one the rail draws nothing at all
+    pause_w: float = 0.0  # above idle, in pauses between steps
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,9 @@ class Pace:
     stalls: float = 0.01  # share of steps in which another program holds the core
     stall_s: float = 0.02
     between_s: float = 2e-4
+    spread: float = 0.0  # of the logarithm of a step's length: sequences of other lengths
+    pause_every: int = 0  # after so many steps a pause, e.g. an evaluation
+    pause_s: float = 0.0
     profiled: int | None = None  # steps with op calls, in bursts of four; None: all
     overhead: float = 0.03  # of a profiled step, where not all are
 
@@ -121,28 +129,69 @@ def build(step: Step, law: Law, pace: Pace, seed: int) -> Plant:
     if slow is not None:
         lengths = [part * (1 + 0.3 * slow(lengths[0].sum(1))[:, None]) for part in lengths]
     edges = _edges(lengths, pace)
-    watts = _watts(step, law, lane, pace.steps, rng)
+    watts = _watts(step, law, lane, pace.steps, rng) * _of_steps(step, law, lane, pace.steps, rng)
     if slow is not None:
         watts = watts * (1 - 0.4 * slow(lengths[0].sum(1))[:, None])
     if law.leakage:
         elapsed = (edges[lane][:, 0] - BEGIN_S) / (edges[lane][-1, -1] - BEGIN_S)
         watts = watts * (1 + law.leakage * (1 - np.exp(-3 * elapsed))[:, None])
-    caused = _timeline(edges[lane], watts, law)
+    if law.drift:
+        watts = watts * np.linspace(1.0, 1.0 + law.drift, pace.steps)[:, None]
+    caused = _timeline(edges[lane], watts, law, _pauses(pace))
     if law.background_w:
         caused = _with_background(caused, law, rng)
+    if law.off is not None:
+        caused = _without(caused, law.off, float(edges[0][-1, -1]))
     power = caused.filtered(first_order(law.ramp_s)) if law.ramp_s else caused
     plant = Plant(step, pace, tuple(edges), profiled, power, caused, lane)
     return replace(plant, truth=_truth(plant, power), truth_caused=_truth(plant, caused))
 
 
-def as_shown(plant: Plant, gain: float, offset_w: float) -> Plant:
+def as_shown(plant: Plant, gain: float, offset_w: float, warming: float = 0.0) -> Plant:
     """The same plant whose truth is what a sensor with this error shows: its own error is no fault of the fit's."""
 
     def seen(energy: Timeline) -> dict[str, dict[Any, float]]:
         joules = energy.joules * gain + offset_w * (energy.t_s - energy.t_s[0])
+        if warming:
+            warm = warmed((energy.t_s[1:] + energy.t_s[:-1]) / 2, plant.end_s, warming)
+            joules = np.concatenate([[0.0], np.cumsum(np.diff(joules) * warm)])
         return _truth(plant, Timeline(energy.t_s, joules))
 
     return replace(plant, truth=seen(plant.power), truth_caused=seen(plant.caused))
+
+
+def warmed(t_s: Floats, end_s: float, share: float) -> Floats:
+    """Gain of a sensor that shows this share more when the run has made it warm."""
+    elapsed = np.clip((t_s - BEGIN_S) / (end_s - BEGIN_S), 0.0, 1.0)
+    gain: Floats = 1 + share * (1 - np.exp(-3 * elapsed))
+    return gain
+
+
+def _pauses(pace: Pace) -> Any:
+    """After which steps there is a pause."""
+    number = np.arange(1, pace.steps + 1)
+    return number % pace.pause_every == 0 if pace.pause_every else np.zeros(pace.steps, dtype=bool)
+
+
+def _of_steps(step: Step, law: Law, lane: int, steps: int, rng: np.random.Generator) -> Floats:
+    """Factor of each segment in each step: what depends on the data of the step."""
+    factor = np.ones((steps, 1))
+    if law.by_step:
+        factor = factor * np.exp(law.by_step * rng.standard_normal((steps, 1)))
+    if law.by_step_and_kind:
+        names, owner = step.columns["name"], step.lanes[lane].owner
+        place = {name: number for number, name in enumerate(sorted(set(names)))}
+        of_kind = np.exp(law.by_step_and_kind * rng.standard_normal((steps, len(place) + 1)))
+        factor = factor * of_kind[:, [-1 if row < 0 else place[names[row]] for row in owner]]
+    return factor
+
+
+def _without(power: Timeline, off: tuple[float, float], end_s: float) -> Timeline:
+    """The same power, and none at all from one share of the run to another."""
+    begin, end = (BEGIN_S + share * (end_s - BEGIN_S) for share in off)
+    t_s = np.union1d(power.t_s, [begin, end])
+    gone = power(np.clip(t_s, begin, end)) - power(np.array([begin]))
+    return Timeline(t_s, power(t_s) - gone)
 
 
 def _profiled(pace: Pace, rng: np.random.Generator) -> Any:
@@ -160,6 +209,8 @@ def _lengths(step: Step, pace: Pace, profiled: Any, rng: np.random.Generator) ->
     whole = 1 + pace.step_jitter * rng.standard_normal((pace.steps, 1))
     if pace.profiled is not None:
         whole = whole * (1 + pace.overhead * profiled[:, None])
+    if pace.spread:
+        whole = whole * np.exp(pace.spread * rng.standard_normal((pace.steps, 1)))
     found = []
     for lane in step.lanes:
         jitter = np.exp(pace.call_jitter * rng.standard_normal((pace.steps, len(lane.owner))))
@@ -186,7 +237,8 @@ def _slow_clock(law: Law, lengths: Floats, rng: np.random.Generator) -> Callable
 
 
 def _edges(lengths: list[Floats], pace: Pace) -> list[Floats]:
-    starts = BEGIN_S + np.concatenate([[0.0], np.cumsum(lengths[0].sum(1) + pace.between_s)[:-1]])
+    between_s = pace.between_s + pace.pause_s * _pauses(pace)
+    starts = BEGIN_S + np.concatenate([[0.0], np.cumsum(lengths[0].sum(1) + between_s)[:-1]])
     return [starts[:, None] + np.cumsum(np.concatenate([np.zeros((pace.steps, 1)), part], axis=1), axis=1)
             for part in lengths]  # fmt: skip
 
@@ -221,11 +273,11 @@ def _by_size(owner: Ints, length: Floats, names: list[str], times: float) -> Flo
     return factor
 
 
-def _timeline(edges: Floats, watts: Floats, law: Law) -> Timeline:
+def _timeline(edges: Floats, watts: Floats, law: Law, pauses: Any) -> Timeline:
     """Energy over the whole run; idle before, between and after the steps."""
     rest = edges[0, :1] - REST_S * 2, edges[-1, -1:] + REST_S * 2
     t_s = np.concatenate([rest[0], edges.ravel(), rest[1]])
-    between = np.full((len(watts), 1), law.idle_w)
+    between = law.idle_w + law.pause_w * pauses[:, None]
     power = np.concatenate([[law.idle_w], np.concatenate([watts + law.idle_w, between], axis=1).ravel()])
     length = np.diff(t_s)
     if not law.rise_s:
@@ -258,13 +310,15 @@ def _truth(plant: Plant, power: Timeline) -> dict[str, dict[Any, float]]:
     owner, columns = credited(plant.step, plant.step.lanes[plant.lane]), plant.step.columns
     step_edges = plant.edges[0][WARM_UP:]
     steps = power(step_edges[:, -1]) - power(step_edges[:, 0])
-    between = float((power(step_edges[1:, 0]) - power(step_edges[:-1, -1])).sum()) / len(step_edges)
-    kinds: dict[Any, float] = {BETWEEN_STEPS: between}
-    modules: dict[Any, float] = {(BETWEEN_STEPS, None): between}
+    gaps = (power(step_edges[1:, 0]) - power(step_edges[:-1, -1])) / len(step_edges)
+    pauses = _pauses(plant.pace)[WARM_UP:-1] & (plant.pace.pause_s > plant.pace.step_s / 2)
+    between, paused = float(gaps[~pauses].sum()), float(gaps[pauses].sum())
+    kinds: dict[Any, float] = {BETWEEN_STEPS: between, PAUSES: paused}
+    modules: dict[Any, float] = {(BETWEEN_STEPS, None): between, (PAUSES, None): paused}
     for row, energy in zip(owner.tolist(), joules.tolist(), strict=True):
         kind = columns["name"][row] if row >= 0 else BETWEEN_OPERATIONS
         module = columns["module"][row] if row >= 0 else BETWEEN_OPERATIONS
         place = OUTSIDE if module is None else module, columns["phase"][row] if row >= 0 else None
         kinds[kind] = kinds.get(kind, 0.0) + energy
         modules[place] = modules.get(place, 0.0) + energy
-    return {"kind": kinds, "module": modules, "whole": {"": float(steps.mean()) + between}}
+    return {"kind": kinds, "module": modules, "whole": {"": float(steps.mean()) + between + paused}}

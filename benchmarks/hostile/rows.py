@@ -33,7 +33,7 @@ class Row:
 S, B, M, TX2, RAPL = sensors.SPOT, sensors.BLOCK, sensors.MISSTATED, sensors.REGISTER, sensors.RAPL
 AT_40, AT_10 = Pace(0.04), Pace(0.01)
 AT_2 = Pace(0.002, 1000, stall_s=0.002, between_s=5e-5)
-FEW, LSTM = ("few",), ("lstm",)
+FEW, LSTM, SMALL = ("few",), ("lstm",), ("small",)
 
 
 def _matched() -> Iterator[Row]:
@@ -123,7 +123,49 @@ def _gpus() -> Iterator[Row]:
     yield Row("GPU 15 ms, logarithmic over 0.3 s, 170 ms x 200", sensors.LOGARITHMIC, pace, GPU, gpu=True)
 
 
-GROUPS = {"matched": _matched, "laws": _laws, "faults": _faults, "gpu": _gpus}
+def _plain() -> Iterator[Row]:
+    """A step of 40 operators of 8 kinds, where no other is named: what is unusual is the run, or how it was read."""
+    yield Row("600 kinds of operators, M", M, structures=("600 operators",))
+    yield Row("600 kinds of operators, RAPL", RAPL, structures=("600 operators",))
+    yield Row("one operator of 97 %, M", M, structures=("one dominates",))
+    yield Row("one operator of 97 %, RAPL, 40 ms", RAPL, AT_40, structures=("one dominates",))
+    yield Row("lengths of steps spread by 50 %", M, Pace(0.2, spread=0.5), structures=SMALL)
+    yield Row("lengths of steps spread by 50 %, RAPL, 40 ms x 200", RAPL, Pace(0.04, 200, spread=0.5), structures=SMALL)
+    yield Row("3 operators, GPU 100 of 100 ms, 80 ms", sensors.GPU_100, Pace(0.08, 200), GPU,
+              structures=("three operators",), gpu=True)  # fmt: skip
+    yield Row("steps of 0.5 W", sensors.COARSE, structures=SMALL)
+    yield Row("TX2 register in steps of 0.5 W", sensors.COARSE_REGISTER, structures=SMALL)
+    yield Row("battery gauge of 30 s, 200 ms x 900", sensors.BATTERY, Pace(0.2, 900), structures=SMALL)
+    yield Row("10 steps of 200 ms", M, Pace(0.2, 10), structures=SMALL)
+    yield Row("12 steps of 5 s, RAPL", RAPL, Pace(5.0, 12), structures=SMALL)
+    evaluates = Pace(0.2, pause_every=10, pause_s=0.6)
+    yield Row("0.6 s of 7 W more each 10 steps", M, evaluates, Law(pause_w=7.0), structures=SMALL)
+    yield Row("no power at all in the second half", M, law=Law(off=(0.5, 2.0)), structures=SMALL)
+    yield Row("no power at all in the middle half", M, law=Law(off=(0.25, 0.75)), structures=SMALL)
+    yield Row("W of a step +-20 %", M, law=Law(by_step=0.2), structures=SMALL)
+    yield Row("W of each kind +-20 % by step", M, law=Law(by_step_and_kind=0.2), structures=SMALL)
+    yield Row("drift of +20 %", M, law=Law(drift=0.2), structures=SMALL)
+    yield Row("two clocks, each 0.05 to 0.4 s", M, law=Law(clock_s=(0.05, 0.4)), structures=SMALL)
+    yield Row("background 5 W, 1 to 4 s, RAPL", RAPL, law=Law(background_w=5.0), structures=SMALL)
+    for title, sensor, faults in (
+        ("30 % of stamps are those of the read before, M", M, Faults(ties=0.3)),
+        ("30 % of stamps are those of the read before, RAPL", RAPL, Faults(ties=0.3)),
+        ("10 % of rows go back in time", M, Faults(swapped=0.1)),
+        ("stamps in whole 10 ms", M, Faults(rounded_s=0.01)),
+        ("stamps in whole s", M, Faults(rounded_s=1.0)),
+        ("20 ms later at the end", M, Faults(late_more_s=0.02)),
+        ("clock skew 0.1 %", M, Faults(skew=1e-3)),
+        ("gain grows by 5 %", M, Faults(warming=0.05)),
+        ("changes alone are logged", M, Faults(changes_alone=True)),
+        ("nothing read in the second half", M, Faults(unread=(0.5, 2.0))),
+        ("90 % of reads lost in the longest operator", M, Faults(starved=0.9)),
+        ("a counter that is reset, RAPL", RAPL, Faults(resets=True)),
+        ("a counter that wraps each 50 J, RAPL", replace(RAPL, says={"counter_range": 50.0}), Faults(wraps_j=50.0)),
+    ):
+        yield Row(title, sensor, faults=faults, structures=SMALL)
+
+
+GROUPS = {"matched": _matched, "laws": _laws, "faults": _faults, "gpu": _gpus, "plain": _plain}
 ROWS = tuple(replace(row, group=group) for group, rows in GROUPS.items() for row in rows())
 
 

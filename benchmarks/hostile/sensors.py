@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.signal import lfilter  # type: ignore[import-untyped]
 
-from benchmarks.hostile.plant import REST_S, Plant, Timeline, first_order, logarithmic
+from benchmarks.hostile.plant import REST_S, Plant, Timeline, first_order, logarithmic, warmed
 from stepscope.arrays import Floats
 
 Register = tuple[Floats, Floats]  # when it changes, s, and what it shows from then on
@@ -46,6 +46,16 @@ class Faults:
     gain: float = 1.0
     offset_w: float = 0.0
     second: float | None = None  # gain of another meter on the same rail
+    late_more_s: float = 0.0  # how much later its register changes at the end of the run than at its begin
+    warming: float = 0.0  # growth of the gain as it gets warm
+    unread: tuple[float, float] | None = None  # from this share of the run to that one nothing is read
+    changes_alone: bool = False  # a reading is kept only where it differs from the last one
+    starved: float = 0.0  # share of reads that are lost while the operator that takes longest runs
+    rounded_s: float = 0.0  # stamps are whole multiples of this
+    ties: float = 0.0  # share of rows that have the stamp of the row before
+    swapped: float = 0.0  # share of rows that come one place too early
+    wraps_j: float = 0.0  # a counter begins anew after so much
+    resets: bool = False  # a counter begins at 0 in mid-run
 
 
 @dataclass(frozen=True)
@@ -135,6 +145,7 @@ CHANNELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "energy counter": ({**_power("hwmon_power", "gpu:0000:03:00.0", "card", "system"), "id": "gpu.card.energy",
                         "quantity": "energy", "unit": "J", "kind": "counter", "most_per_s": 1000.0},
                        {"board": "a computer"}),
+    "battery": ({**_power("battery", "battery:BAT0", "BAT0", "system"), "step_size": 0.01}, {"board": "a laptop"}),
     "nvml": ({**_power("nvml", "gpu:0", "NVIDIA GPU", "system"), "refresh_ns": 20_000_000, "step_size": 0.001},
              {"board": "a computer", "accelerators": [{"name": "NVIDIA GPU", "index": 0}]}),
 }  # fmt: skip
@@ -155,6 +166,12 @@ GPU_25_KNOWN = replace(GPU_25, title="GPU 25 of 100 ms, stated 100", says={"refr
 LOGARITHMIC = Sensor(
     "GPU 15 ms, logarithmic over 0.3 s", through(logarithmic(0.3, 0.01), block(0.001, 0.015)), "nvml", UNKNOWN, 0.001
 )
+BATTERY = Sensor("battery gauge of 30 s", block(30.0, 30.0), "battery", quantum=0.01)
+COARSE = replace(MISSTATED, title="10 ms mean in steps of 0.5 W", quantum=0.5, says={"step_size": 0.5}, noise=0.0)
+COARSE_UNSTATED = replace(COARSE, says=UNKNOWN)
+COARSE_REGISTER = replace(REGISTER, title="TX2 register in steps of 0.5 W", quantum=0.5, noise=0.0)
+GPU_20 = Sensor("GPU 20 of 20 ms", block(0.02, 0.02, 0.003), "nvml", quantum=0.001)
+GPU_25_25 = Sensor("GPU 25 of 25 ms, stated 20", block(0.025, 0.025, 0.003), "nvml", quantum=0.001)
 FIRST_ORDER = Sensor("spot behind 20 ms, not stated", through(first_order(0.02), spot()), "ina3221", quantum=0.04)
 
 
@@ -176,6 +193,38 @@ def _rising(t_s: Floats) -> Floats:
     return rising
 
 
+def _wanted(faults: Faults, now_s: Floats, values: Floats) -> Any:
+    """Rows that are in the file at all."""
+    wanted = np.ones(len(values), dtype=bool)
+    if faults.changes_alone:
+        wanted[1:] = values[1:] != values[:-1]
+    if faults.unread is not None:
+        begin, end = (now_s[0] + share * (now_s[-1] - now_s[0]) for share in faults.unread)
+        wanted &= (now_s < begin) | (now_s > end)
+    return wanted
+
+
+def _in_longest(plant: Plant, now_s: Floats) -> Any:
+    """Moments at which the segment that takes longest runs."""
+    edges = plant.edges[plant.lane]
+    segment = int(np.argmax(plant.step.lanes[plant.lane].length_ns))
+    row = np.searchsorted(edges[:, segment], now_s) - 1
+    return (row >= 0) & (now_s < edges[row, segment + 1])
+
+
+def _disordered(faults: Faults, stamps: Floats, rng: np.random.Generator) -> Floats:
+    """Stamps of which some are those of the row before, and some those of the row after."""
+    if faults.rounded_s:
+        stamps = np.rint(stamps / faults.rounded_s) * faults.rounded_s
+    if faults.ties:
+        rows = 1 + np.flatnonzero(rng.random(len(stamps) - 1) < faults.ties)
+        stamps[rows] = stamps[rows - 1]
+    if faults.swapped:
+        rows = 1 + np.flatnonzero(rng.random(len(stamps) - 1) < faults.swapped)
+        stamps[rows], stamps[rows - 1] = stamps[rows - 1], stamps[rows]
+    return stamps
+
+
 def read(plant: Plant, sensor: Sensor, faults: Faults, seed: int) -> list[tuple[dict[str, Any], Readings]]:
     """Channels and rows of the sensor, and of a second meter on the rail where there is one."""
     rng = np.random.default_rng([seed, 78])
@@ -185,6 +234,13 @@ def read(plant: Plant, sensor: Sensor, faults: Faults, seed: int) -> list[tuple[
     counts = CHANNELS[sensor.channel][0]["kind"] == "counter"
     shown = shown + sensor.noise * sensor.quantum * rng.standard_normal(len(shown))
     shown = shown * faults.gain + (faults.offset_w * (changed_s - span[0]) if counts else faults.offset_w)
+    if faults.warming:
+        shown = shown * warmed(changed_s, plant.end_s, faults.warming)
+    if faults.resets:
+        shown = shown - np.where(np.arange(len(shown)) >= len(shown) // 2, shown[len(shown) // 2], 0.0)
+    if faults.wraps_j:
+        shown = shown % faults.wraps_j
+    changed_s = changed_s + faults.late_more_s * (changed_s - span[0]) / (span[1] - span[0])
     for length_s in faults.freezes_s:
         begin = rng.uniform(now_s[0] + REST_S, now_s[-1] - REST_S - length_s)
         stuck = (changed_s > begin) & (changed_s < begin + length_s)
@@ -200,6 +256,10 @@ def read(plant: Plant, sensor: Sensor, faults: Faults, seed: int) -> list[tuple[
     gone = rng.random(len(values)) < faults.lost
     values = np.where(gone, np.nan, values)
     there = ~(gone & (rng.random(len(values)) < 0.5))  # one half are rows without a value, the other no rows
+    there &= _wanted(faults, now_s, values)
+    if faults.starved:
+        there &= ~((rng.random(len(there)) < faults.starved) & _in_longest(plant, now_s))
+    stamps = _disordered(faults, stamps, rng)
     cost_s = 2e-5
     rows = Readings(stamps[there] - cost_s / 2, stamps[there] + cost_s / 2, values[there])
     channel = {**CHANNELS[sensor.channel][0], "read_cost_ns": int(cost_s * 1e9), "measured": [], **sensor.says}

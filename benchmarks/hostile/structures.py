@@ -23,6 +23,7 @@ TEXTS = ("name", "module", "phase")
 NUMBERS = ("t0_ns", "t1_ns", "parent", "flops", "bytes")
 GPU_STREAM = 7
 BETWEEN_OPERATIONS, BETWEEN_STEPS, OUTSIDE = "(between operations)", "(between steps)", "(outside any module)"
+PAUSES = "(pauses between steps)"
 
 
 NODE = "autograd::engine::evaluate_function: "
@@ -138,6 +139,20 @@ def small_step(kinds: int = 8, places: int = 40, seed: int = 0) -> Step:
     }
     modules = [_module("", None), *(_module(name, "") for name in dict.fromkeys(module))]
     return Step(columns, modules, (lane_of(columns, np.arange(places), int(t1_ns[-1]) + 20_000),))
+
+
+def of_name(name: str, seed: int) -> Step:
+    """A step that is made up, by its name, or else one that was recorded."""
+    made = {"small": (8, 40), "three operators": (3, 3), "600 operators": (600, 900), "one dominates": (8, 40)}
+    if name not in made:
+        return recorded(name)
+    step = small_step(*made[name], seed=seed)
+    if name != "one dominates":
+        return step
+    (lane,) = step.lanes
+    length = lane.length_ns.copy()
+    length[len(length) // 2 // 2 * 2 + 1] = 0.97 / 0.03 * length.sum()
+    return replace(step, lanes=(replace(lane, length_ns=length),))
 
 
 def on_gpu(step: Step, filled: float = 0.92) -> Step:

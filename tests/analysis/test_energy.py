@@ -46,6 +46,13 @@ def event(run: Run, **fields: Any) -> Run:
     return Run(run.path)
 
 
+def test_readings_under_one_stamp_count_as_their_mean() -> None:
+    t_ns = np.array([0.0, 0.0, 1e9, 1e9, 2e9])  # a log in whole seconds
+    growth = integrate_power(t_ns, np.array([1.0, 3.0, 5.0, 7.0, 6.0]))
+    assert growth.t_ns.tolist() == [0.0, 1e9, 2e9]
+    assert growth.steps.tolist() == [4.0, 6.0]
+
+
 def test_a_minute_of_a_wrapping_counter_is_exact_to_rounding(tmp_path: Path) -> None:
     t_ns = times(MINUTE)
     run = powered(tmp_path, rapl("package-0", 15, t_ns, start_j=80.0, full_j=100.0), steps=MINUTE, device=INTEL)

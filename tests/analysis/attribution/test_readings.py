@@ -47,6 +47,23 @@ def test_what_was_not_read_is_left_out() -> None:
     assert readings.watts.tolist() == [1, 2, 3]
 
 
+def test_of_two_readings_of_one_moment_the_first_counts() -> None:
+    t0 = np.linspace(0.0, 3.99, 400)
+    t0[5::10] = t0[4::10]
+    watts = np.random.default_rng(0).normal(5.0, 1.0, 400).round(1)
+    readings = from_gauge(t0, t0, watts, refresh=0.005)
+    assert (np.diff(readings.stamp) > 0).all()
+    assert set(zip(readings.stamp, readings.watts, strict=True)).isdisjoint(zip(t0[5::10], watts[5::10], strict=True))
+
+
+def test_the_readings_of_each_second_of_a_log_in_whole_seconds_count_as_their_mean() -> None:
+    t0 = np.repeat(np.arange(30.0), 20)
+    watts = np.random.default_rng(0).normal(5.0, 1.0, 600).round(1)
+    readings = from_gauge(t0, t0, watts)
+    assert readings.count == 30
+    assert readings.watts.mean() == pytest.approx(watts.mean(), rel=1e-9)
+
+
 def test_a_counter_gives_windows_between_its_updates_and_loses_no_energy() -> None:
     readings = counted(RUN, 0, update=0.02, jitter=0.0, step=1e-6, poll=0.004, lag=0.0)
     assert readings.width is not None

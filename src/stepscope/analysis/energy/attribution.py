@@ -22,10 +22,17 @@ from stepscope.analysis.energy.calibration_error import (
     FilterShape,
     calibration_error_effect,
     filter_shape,
+    rounding_error_effect,
 )
 from stepscope.analysis.energy.calibration_store import SensorCalibration
 from stepscope.analysis.energy.coarse_search import Prior
-from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, check_residuals, reason_window_too_wide
+from stepscope.analysis.energy.misfit import (
+    NOTHING_FAILED,
+    Misfit,
+    check_residuals,
+    reason_too_many_kinds,
+    reason_window_too_wide,
+)
 from stepscope.analysis.energy.readings import (
     Readings,
     move_to_conversions,
@@ -84,17 +91,18 @@ _CLOCKS_TRIED = 2  # other sensor models from which an unseen clock is looked fo
 class FitOptions:
     """`periodic`: the source has a clock of its own and late stamps. `width`: its window where that is certain, s.
 
-    `refresh`: time between the updates of the source, s; `stated`: its averaging window as the channel has it.
-    `floor`: what the source's coarse steps hide of every power, W. `known`: what was found before of the very same
-    readings, used as it is; `near`: of another source of the same make, to start from; `same_chip`: it has this one's
-    clock too. `weight_sd`: of the weight of a conversion in a running average, as a share. `stuck_s`: for how long the
-    source stood still; its readings of that time are excluded.
+    `refresh`: time between the updates of the source, s; `stated`: its averaging window as the channel has it. `step`:
+    of the source's numbers, W, as stated; `floor`: what they hide of every power, W. `known`: what was found before of
+    the very same readings, used as it is; `near`: of another source of the same make, to start from; `same_chip`: it
+    has this one's clock too. `weight_sd`: of the weight of a conversion in a running average, as a share. `stuck_s`:
+    for how long the source stood still; its readings of that time are excluded.
     """
 
     periodic: bool = False
     width: float | None = None
     refresh: float | None = None
     stated: float | None = None
+    step: float = 0.0
     floor: float = 0.0
     known: SensorCalibration | None = None
     near: SensorCalibration | None = None
@@ -223,12 +231,16 @@ def _attribute(timeline: Timeline, readings: Readings, options: FitOptions) -> A
     of_times = _errors_of_times(timeline, fit.watts)
     of_weight = _errors_of_weight(timeline, readings, calibration.model, options.weight_sd)
     rivals = (np.sqrt(other.probability) * other.moved for other in others)
-    errors = replace(errors, moved=np.vstack([errors.moved, *rivals, of_times, of_weight]))
+    of_steps = rounding_error_effect(
+        timeline, readings, fit, rows.matrix, rows.scale, residuals, calibration, options.step
+    )
+    errors = replace(errors, moved=np.vstack([errors.moved, *rivals, of_times, of_weight, of_steps]))
     _, width = calibration.model.windows(readings)
     middle = readings.at - calibration.model.lag - (float(np.median(width)) + calibration.model.hold) / 2
     bare = residuals / (np.ones(len(residuals)) if rows.theta or rows.trust is None else rows.trust)
     varies = max(float((readings.watts * readings.weight).var()), 1e-30)
-    tested = check_residuals(timeline, middle, residuals, bare, varies**0.5, 1 - fit.noise / varies)
+    tested = check_residuals(timeline, readings, middle, residuals, bare, 1 - fit.noise / varies)
+    tested = replace(tested, fatal=tested.fatal or reason_too_many_kinds(timeline, FEW_KEYS[0]))
     tested = replace(tested, fatal=tested.fatal or _reason_filter_unknown(readings, sensor, options, shape))
     tested = replace(tested, fatal=tested.fatal or reason_window_too_wide(timeline, readings, fit.watts))
     tested = replace(tested, fatal=tested.fatal or _reason_few_profiled(timeline))

@@ -75,6 +75,52 @@ def _neighbouring_models(model: SensorModel, calibration: Calibration) -> Sequen
     return near
 
 
+# Errors of rounding are not by chance: what repeats in every step is rounded alike in every step, and what all of them
+# make of a power, or of the window that is found, is not averaged out by more of them.
+
+_DRAWS = 24
+_ROUNDED = 0.25  # of what the fit leaves, from which rounding is more than a small part of it
+
+
+def rounding_error_effect(
+    timeline: Timeline,
+    readings: Readings,
+    fit: RidgeFit,
+    rows: Any,
+    scale: Floats,
+    residuals: Floats,
+    calibration: Calibration,
+    stated: float,
+) -> Floats:
+    """Changes of the powers (E, P), W, whose squares add up, by the steps that a gauge's numbers have.
+
+    Powers up to half a step beside the fitted ones are taken in turn, their readings rounded, and the powers and the
+    sensor model fitted to the rounding errors. stated: the step, W, 0 where it is not.
+    """
+    step, left = max(stated, readings.resolution), float(np.mean(residuals**2))
+    if not readings.is_gauge or step**2 / 12 < _ROUNDED * left:
+        return np.zeros((0, len(fit.watts)))
+    model, mixing = calibration.model, fit.hierarchy.mixing
+    near = [(other, sd) for other, sd in _neighbouring_models(model, calibration) if sd > 0]
+    own, *others = predict_for_models(timeline, readings, [model, *(other for other, _ in near)], fit.watts)
+    slopes = np.column_stack([(other - own) / _MODEL_STEP * scale for other in others] or [np.zeros((len(own), 0))])
+    pulled = -(fit.covariance @ (mixing.T @ (rows.T @ slopes))) / fit.noise
+    apart = slopes + np.asarray(rows @ (mixing @ pulled))
+    weight = apart.T @ slopes / fit.noise + np.eye(len(others)) / _MOST_SD**2
+    kind = timeline.keys.kind
+    drawn = np.random.default_rng(0).uniform(-0.5, 0.5, (int(kind.max()) + 1, _DRAWS))[kind] * step
+    watts = np.asarray(rows @ (fit.watts[:, None] + drawn)) / np.where(scale > 0, scale, 1.0)[:, None]
+    dithered = np.exp(-2 * np.pi**2 * max(left - step**2 / 12, 0.0) / step**2)  # by noise before the rounding
+    errors = (np.rint(watts / step) * step - watts) * scale[:, None] * dithered
+    off = np.linalg.solve(weight, apart.T @ errors / fit.noise)
+    moved = mixing @ (fit.covariance @ (mixing.T @ np.asarray(rows.T @ errors)) / fit.noise + pulled @ off)
+    # What independent errors of that size would do is in the fit's own covariance.
+    pull = mixing @ fit.covariance @ mixing.T / fit.noise
+    by_chance = float(np.mean(errors**2)) * np.einsum("ij,ij->j", pull, (rows.T @ rows) @ pull) @ timeline.seconds**2
+    beyond = 1 - by_chance / max(float(np.mean(moved**2, axis=1) @ timeline.seconds**2), 1e-30)
+    return np.asarray(moved.T * np.sqrt(max(beyond, 0.0) / _DRAWS))
+
+
 # A filter's time constant, delay and window are unsure together: a slower filter that begins earlier looks much the
 # same, so that each parameter alone would seem far better known than all of them are; and a filter may fall along
 # another curve than an exponential one.

@@ -19,6 +19,7 @@ from stepscope.analysis.energy.readings import (
     from_counter,
     from_gauge,
     from_running_average,
+    stamped_values,
     stuck_readings,
 )
 from stepscope.analysis.energy.timeline import Keys, Lane, Timeline, fill_unprofiled
@@ -323,8 +324,7 @@ def gauge_inputs(
     floor = resolution_error_w(watts[in_steps], source.step_size)
     weight = register_weight(channel)
     if weight is not None and refresh is not None:
-        valid = ~np.isnan(watts)
-        stamp, watts = (t0 + t1)[valid] / 2, watts[valid]
+        stamp, watts = stamped_values(t0, t1, watts)
         decay = fit_decay_time(stamp, watts, end, refresh / weight, source.step_size)
         weight_sd = _STATED_WEIGHT if decay is None else decay[1] / decay[0]
         weight = weight if decay is None else refresh / decay[0]
@@ -340,7 +340,9 @@ def gauge_inputs(
     stated = window or (CONVERSION * refresh if spot and refresh else None)
     if readings.has_update_times and (refresh is None or abs(refresh / readings.tick - 1) > _AS_STATED):
         refresh, stated = readings.tick, None  # whoever states a wrong pace does not know the sensor
-    return readings, FitOptions(periodic=periodic, refresh=refresh, stated=stated, floor=floor, stuck_s=stuck_s)
+    return readings, FitOptions(
+        periodic=periodic, refresh=refresh, stated=stated, step=source.step_size, floor=floor, stuck_s=stuck_s
+    )
 
 
 def resolution_error_w(watts: Floats, step: float) -> float:

@@ -44,13 +44,13 @@ NOTHING_FAILED = Misfit()
 
 
 def check_residuals(
-    timeline: Timeline, at: Floats, residuals: Floats, bare: Floats, moves: float, explained: float
+    timeline: Timeline, readings: Readings, at: Floats, residuals: Floats, bare: Floats, explained: float
 ) -> Misfit:
     """Test residuals by phase of the step, by halves of the run, from step to step, and for strays.
 
     at: (M,) middle of each reading's window, s; residuals: (M,) readings less the fit, whitened and weighted; bare:
-    without what strays are trusted less; moves: standard deviation of the readings; explained: share of the readings'
-    variance that is explained, each parameter counted.
+    without what strays are trusted less; explained: share of the readings' variance that is explained, each parameter
+    counted.
     """
     step = timeline.step_of(at)
     phase = (at - timeline.step_t0[step]) / np.maximum(timeline.step_t1[step] - timeline.step_t0[step], 1e-12)
@@ -63,10 +63,15 @@ def check_residuals(
     }
     failed = {name: min(excess, _MOST) for name, excess in tests.items() if excess > 1}
     fatal = ""
-    stray = float((_robust_distance(bare, timeline.step_kind_at(at), moves) > _FAR).mean())
-    if stray > _ASTRAY:
+    off = _robust_distance(bare, timeline.step_kind_at(at), float((readings.watts * readings.weight).std()))
+    stray = float((off > _FAR).mean())
+    beyond = float(((off > _FAR) & (np.abs(bare) > readings.resolution)).mean())
+    if stray > _ASTRAY and readings.is_gauge and beyond < stray / 2:
+        fatal = f"power rests between the sensor's steps of {readings.resolution:.2g} W, which hide how it differs"
+    elif stray > _ASTRAY:
         fatal = (
-            f"{stray:.0%} of the readings fit nothing that ran: values given out late or twice, or stamps that are off"
+            f"{stray:.0%} of the readings fit nothing that ran: power of another program, values given out late or "
+            "twice, or stamps that are off"
         )
     elif len(residuals) < _TESTED:
         fatal = f"{len(residuals)} readings are too few to test whether the fit is right: train more steps"
@@ -152,6 +157,24 @@ def _step_correlation_factor(step: Ints, residuals: Floats) -> float:
         return 1.0
     rho = min(rho, _MOST_CORRELATION)
     return float(np.sqrt((1 + rho) / (1 - rho)))
+
+
+_TOLD_BY = 0.75  # of the operators' time: kinds with less of it do not tell how a source sees the past
+
+
+def reason_too_many_kinds(timeline: Timeline, most: int) -> str:
+    """Return why the sensor model is not known, whose fit tells so many kinds apart; empty where they suffice.
+
+    With a power for each of hundreds of kinds that come once or twice a step, every delay explains the readings.
+    """
+    keys = timeline.keys
+    spent = np.bincount(keys.kind, np.where(np.arange(keys.count) != keys.gap, timeline.seconds, 0.0))
+    if np.sort(spent)[::-1][:most].sum() >= _TOLD_BY * spent.sum():
+        return ""
+    return (
+        f"{np.count_nonzero(spent):,} kinds of operators share the time evenly: any delay of the sensor would explain "
+        "the readings"
+    )
 
 
 _MOST_AMPLIFIED = 20.0  # a window's shape is known to half a percent, and a claim is of a tenth

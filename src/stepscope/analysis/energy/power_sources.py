@@ -273,13 +273,15 @@ def integrate_power(t_ns: Floats, power_w: Floats, refresh_ns: float = 0.0, step
     """
     good = plausible_watts(power_w, step_w)
     read = np.flatnonzero(good)
-    t, watts = t_ns[read], power_w[read]
+    read = read[np.argsort(t_ns[read], kind="stable")]
+    t, first, size = np.unique(t_ns[read], return_index=True, return_counts=True)
     if len(read) < 2:
         return Growth(t, np.empty(0), np.empty(0, dtype=np.bool_))
+    watts = np.add.reduceat(power_w[read], first) / size  # of several readings under one stamp, their mean
     apart = np.diff(t)
-    usual = float(np.median(apart[apart > 0])) if apart.any() else 0.0  # of several readings under one stamp
+    usual = float(np.median(apart)) if len(apart) else 0.0
     silent = apart > max(_LONG_PERIODS * usual, _LONG_NS)
-    gap = ((np.diff(read) > 1) & (apart > _NOTHING_NEWER * refresh_ns)) | silent
+    gap = ((read[first[1:]] - read[first[1:] - 1] > 1) & (apart > _NOTHING_NEWER * refresh_ns)) | silent
     refused = int((~good & np.isfinite(power_w)).sum())
     steps = np.where(gap, np.nan, apart * (watts[1:] + watts[:-1]) / 2e9)
     return Growth(t, steps, gap, refused=refused)

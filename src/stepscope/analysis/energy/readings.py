@@ -85,6 +85,12 @@ class Readings:
         return float(np.median(np.diff(self.stamp))) if len(self.stamp) > 1 else 0.0
 
     @property
+    def resolution(self) -> float:
+        """Typical distance from one of the values to the next larger one, W: the step of a sensor that shows steps."""
+        steps = np.diff(np.unique(self.watts))
+        return float(np.median(steps)) if len(steps) else 0.0
+
+    @property
     def still(self) -> bool:
         """Does the source stand still? What the arithmetic of taking a running average apart leaves is no movement."""
         return not self.count or bool(np.ptp(self.watts) <= _STILL * np.abs(self.watts).max())
@@ -134,15 +140,29 @@ _MOST_REPEATED = 4  # reads in a row
 _BEYOND_CHANCE, _FEWEST_EQUAL = 2.0, 5  # equal neighbours against neighbours one step of resolution apart
 
 
+_COARSE_STAMPS = 0.5  # moments a reading below which the stamps of a log are coarse: whole seconds, say
+
+
+def stamped_values(t0: Floats, t1: Floats, watts: Floats) -> tuple[Floats, Floats]:
+    """Return stamps and values of what was read, NaN excluded, in order of time, each moment once.
+
+    Of readings that share a stamp by chance the first counts, since the stamp is its own; of those that share one in
+    a log of coarse stamps their mean. t0, t1: (M,) begin and end of each read.
+    """
+    read = ~(np.isnan(watts) | np.isnan(t0) | np.isnan(t1))
+    stamp, first, place = np.unique((t0[read] + t1[read]) / 2, return_index=True, return_inverse=True)
+    watts = watts[read]
+    if len(stamp) >= _COARSE_STAMPS * len(watts):
+        return stamp, watts[first]
+    return stamp, np.bincount(place.reshape(-1), watts) / np.bincount(place.reshape(-1))
+
+
 def from_gauge(t0: Floats, t1: Floats, watts: Floats, refresh: float | None = None) -> Readings:
     """Samples of a power register, read between t0 and t1; NaN is excluded, and so is what was read twice.
 
     A register that is read faster than it moves tells its clock: readings are then placed at the updates.
     """
-    read = ~(np.isnan(watts) | np.isnan(t0) | np.isnan(t1))
-    stamp, watts = (t0[read] + t1[read]) / 2, watts[read]
-    order = np.argsort(stamp, kind="stable")
-    stamp, watts = stamp[order], watts[order]
+    stamp, watts = stamped_values(t0, t1, watts)
     clocks = _clocks_of_gauge(stamp, watts, refresh)
     if clocks:
         first, *others = (_readings_at_updates(stamp, watts, clock) for clock in clocks)

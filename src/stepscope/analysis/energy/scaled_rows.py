@@ -113,8 +113,7 @@ def _can_tell_time_errors(timeline: Timeline, readings: Readings, model: SensorM
 
 def has_coarse_steps(readings: Readings) -> bool:
     """Return whether the steps of a sensor's numbers are its noise: what they leave follows the power, not chance."""
-    steps = np.diff(np.unique(readings.watts))
-    return len(steps) == 0 or float(np.median(steps)) > _COARSE * float(readings.watts.std())
+    return not readings.resolution or readings.resolution > _COARSE * float(readings.watts.std())
 
 
 def _time_weights(
