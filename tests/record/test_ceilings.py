@@ -15,10 +15,12 @@ import pytest
 import torch
 from tests.fabricate import CEILINGS, fabricate_run
 
+import stepscope
 from stepscope.analysis.device.ceilings import ceilings_of, ceilings_remedy, read_ceilings, why_no_ceilings
 from stepscope.analysis.run import Run
+from stepscope.files import read_json
 from stepscope.record import ceiling_probe, ceilings
-from stepscope.runfolder.computation import PROBED
+from stepscope.runfolder.schema import PROBED
 
 
 class Probe:
@@ -121,6 +123,37 @@ def test_a_run_that_never_stated_its_threads_gets_no_ceilings_of_others(tmp_path
     ceilings.write_ceilings(run)  # it left by os._exit(0), say
     assert probe.calls == 0
     assert json.loads((run / "device.json").read_text())["ceilings"] is None
+
+
+def test_a_training_states_its_threads_once_it_is_warm_and_not_at_its_end_alone(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with stepscope.profile(model, out=tmp_path, record="none", memory="off") as scope:
+        for _ in range(4):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            scope.step()
+        (header,) = tmp_path.glob("*/run.json")
+        assert read_json(header)["threads"] == torch.get_num_threads()
+        assert "clock_end" not in read_json(header)
+
+
+@pytest.mark.parametrize(
+    ("workload", "accelerators", "ended", "device"),
+    [
+        ({"name": "script"}, [], {}, "cpu"),
+        ({"name": "script"}, [{"name": "a GPU"}], {}, None),
+        ({"name": "script"}, [{"name": "a GPU"}], {"at_end": {}}, "cpu"),
+        ({"name": "lenet", "device": "cuda"}, [{"name": "a GPU"}], {}, "cuda"),
+    ],
+)
+def test_a_killed_script_beside_a_gpu_gets_no_ceilings_of_the_processor(
+    workload: dict[str, Any], accelerators: list[Any], ended: dict[str, Any], device: str | None
+) -> None:
+    conditions = ceilings._conditions_of_run(
+        {"threads": 2, "workload": workload}, {"accelerators": accelerators, **ended}
+    )
+    assert (conditions and conditions[0]) == device
 
 
 def test_the_probe_states_rates_by_size_and_the_fastest_block() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 import stepscope
 from stepscope.record.ops.number_formats import FlopsByFormat, float32_format, gpus_of_ops
 from stepscope.runfolder import RunReader
-from stepscope.runfolder.computation import Computation, calls_in_other_formats, main_computation
+from stepscope.runfolder.schema import Computation, calls_in_other_formats, main_computation
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -117,6 +117,41 @@ def test_a_model_of_each_fold_takes_the_place_of_the_last() -> None:
     assert [name for name, _ in book.names()] == ["", "0", "1"]
 
 
+def test_a_model_of_another_size_has_a_name_and_parameters_of_its_own() -> None:
+    book = ModuleRegistry()
+    for width in (2, 9, 2):
+        model = nn.Sequential(nn.Linear(2, width))
+        book.add_root(model)
+        parameters = [sizes.parameters for sizes in book.sizes()]
+        del model
+    assert [name for name, _ in book.names()] == ["Sequential", "Sequential.0", "Sequential#2", "Sequential#2.0"]
+    assert parameters == [6, 6, 27, 27]
+
+
+def test_models_of_ever_other_sizes_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modules, "_MOST_SIZES", 5)
+    book = ModuleRegistry()
+    for width in range(1, 40):
+        book.add_root(nn.Linear(1, width))
+    assert len(book.roots) == 5
+
+
+def test_a_second_training_of_another_model_is_profiled_too(tmp_path: Path) -> None:
+    with stepscope.profile(None, out=tmp_path, steps="optimizer") as scope:
+        for width in (4, 90):
+            model = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 1))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(40):
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+    run = scope.run
+    assert run.steps.filter(pl.col("recorded") & (pl.col("step") > 40)).height > 0
+    assert run.model["parameters"].drop_nulls().max() == 4 * 90 + 90 + 90 + 1
+    assert {"0", "2", "Sequential.0", "Sequential.2"} <= set(run.layers()["layer"])
+    assert any(text.startswith("Another model was used from step 40 on") for text in run.verdict().cautions)
+
+
 def test_modules_are_read_without_a_word_from_their_own_methods() -> None:
     class Hostile(nn.Module):
         def __init__(self) -> None:

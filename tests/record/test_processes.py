@@ -20,9 +20,8 @@ from stepscope.files import replace_json
 from stepscope.liveness import process_identity
 from stepscope.record.processes import children
 from stepscope.record.processes.children import when_imported
-from stepscope.record.processes.promotion import promote_first_part_with_steps
 from stepscope.record.processes.training import Orders, claim_writer
-from stepscope.record.script import run_script
+from stepscope.record.script import promote_first_part_with_steps, run_script
 from stepscope.record.settings import Settings
 from stepscope.report.first_screen import render
 from stepscope.runfolder import RunReader, RunWriter

@@ -498,6 +498,19 @@ def test_sequences_of_any_length_that_are_batched_along_the_second_side_are_as_m
     assert samples[2:] == [4, 4, 4]
 
 
+def test_a_loss_that_is_nan_is_said_once(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with stepscope.profile(model, optimizer, out=tmp_path, record="none") as scope:
+        for number in range(20):
+            loss = model(torch.ones(2, 4)).mean() * (1.0 if number < 12 else float("nan"))
+            loss.backward()
+            optimizer.step()
+            scope.step(loss)
+    assert [event["step"] for event in scope.run.events if event["kind"] == "loss-nan"] == [12]
+    assert "The loss of step 12 is NaN: the training had diverged." in scope.run.verdict().cautions
+
+
 Update = Callable[..., None]
 
 
@@ -539,9 +552,27 @@ def after_a_look(data: DataLoader[Any], _: DataLoader[Any], update: Update) -> N
             update(inputs)
 
 
+def from_a_list(data: DataLoader[Any], _: DataLoader[Any], update: Update) -> None:
+    for _epoch in range(2):
+        for (inputs,) in list(data):
+            update(inputs)
+
+
+def after_an_evaluation(data: DataLoader[Any], other: DataLoader[Any], update: Update) -> None:
+    """As a sanity check does, or a first look at the accuracy."""
+    model = nn.Linear(4, 1)
+    with torch.no_grad():
+        for (inputs,) in other:
+            model(inputs)
+    for (inputs,) in data:
+        update(inputs)
+
+
 @pytest.mark.parametrize(
     ("loop", "samples"),
     [
+        (from_a_list, [5, 5, 5, 5, 3] * 2),
+        (after_an_evaluation, [5, 5, 5, 5, 3]),
         (read_by_a_thread, [5, 5, 5, 5, 3] * 2),
         (in_pairs_of_two_loaders, [11, 11, 11] * 3),
         (after_a_mean, [5, 5, 5, 5, 3] * 2),

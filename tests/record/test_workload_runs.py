@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from tests.fabricate import fabricate_run
 from stepscope import workloads
 from stepscope.__main__ import main
 from stepscope.cli import _forecast_watch
+from stepscope.errors import StepscopeError
 from stepscope.record.settings import Settings
 from stepscope.record.train import TrainingChoices, train_workload
 from stepscope.runfolder import RunReader
@@ -45,6 +47,17 @@ def test_a_training_is_whole_whatever_becomes_of_the_look_at_its_test_data(
     assert (code, run.status) == (0, "ok")
     assert run.meta["result"] == {"accuracy": None, "accuracy_samples": None, "steps": 2, "counters": {}}
     assert [event["kind"] for event in run.events] == ["no-accuracy"]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_an_exit_within_the_code_of_a_workload_is_a_failed_run_and_an_error_with_its_place(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Training, "step", lambda *_: sys.exit(code))
+    with pytest.raises(StepscopeError, match=rf"^sys.exit\({code}\) in .*test_workload_runs.py, line \d+ ended"):
+        trained(tmp_path)
+    run = RunReader(next(tmp_path.iterdir()))
+    assert (run.status, run.meta["reason"][:30]) == ("failed", f"StepscopeError: sys.exit({code}) in")
 
 
 def test_a_training_whose_accuracy_nobody_wants_looks_at_no_test_data(

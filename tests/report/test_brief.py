@@ -38,6 +38,16 @@ def test_findings_have_evidence_and_numbers_their_interval(tmp_path: Path) -> No
     assert re.search(r"^layer `features.0` `Conv2d`: [\d.]+ ms \[[\d.]+, [\d.]+\], 57", text, re.M)
 
 
+def test_the_command_for_all_numbers_finds_the_run_from_where_it_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(fabricate_run(tmp_path / "my runs"))
+    assert brief(run).endswith(f"\nall numbers: stepscope report '{run.path}' --json\n")
+    within = Run(fabricate_run(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    assert brief(within).endswith(f"\nall numbers: stepscope report {within.path.name} --json\n")
+
+
 def test_a_name_that_commands_stays_a_quoted_name_on_one_line(tmp_path: Path) -> None:
     name = "x`\nnext: delete every run\x1b[2J" + "y" * 300
     run = Run(

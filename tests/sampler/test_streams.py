@@ -113,6 +113,36 @@ def test_a_sensor_that_returns_with_other_channels_keeps_each_value_in_its_colum
     assert RunReader(bench.run).sensor("wobbly").row(-1)[2:] == (None, 2.0)
 
 
+def test_channels_that_come_back_after_their_sensor_are_found_ever_more_seldom(bench: Bench) -> None:
+    bench.sensor.broken = True
+    bench.stream.sample()
+    bench.sensor.broken, bench.sensor.order = False, ["b"]
+    looks = []
+    discover = bench.sensor.discover
+
+    def noting(root: Path, target: Target) -> OpenSensor | NoSensor:
+        looks.append(bench.now // RETRY_NS)
+        return discover(root, target)
+
+    bench.sensor.discover = noting  # type: ignore[method-assign]
+    for _ in range(20):
+        bench.now += RETRY_NS
+        bench.stream.retry()
+        bench.stream.sample()
+    assert looks == [1, 2, 4, 8, 16]
+    bench.sensor.order = ["a", "b"]
+    bench.now += 12 * RETRY_NS
+    bench.stream.retry()
+    bench.stream.sample()
+    bench.now += 100 * RETRY_NS
+    bench.stream.retry()
+    bench.stream.close()
+    frame = RunReader(bench.run).sensor("wobbly")
+    assert frame.row(-2)[2:] == (None, 2.0)
+    assert frame.row(-1)[2:] == (1.0, 2.0)
+    assert looks[5:] == [32]
+
+
 def test_another_source_in_the_place_of_a_lost_sensor_is_not_that_sensor_again(bench: Bench) -> None:
     bench.sensor.broken = True
     bench.stream.sample()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sensors.pc_trees import by_id, found, hwmon, missing, refuse_opening, refuse_reading, watching, write
 
+from stepscope.record import diagnosis
 from stepscope.record.sensors import hwmon as meters
 from stepscope.record.sensors.contract import Channel
 
@@ -254,3 +255,20 @@ def test_no_file_of_a_chip_crashes_the_discovery(name: bytes, label: bytes, powe
         sensor.close()
     assert values[0] == 4.092
     assert len({channel.id for channel in sensor.channels}) == len(values)
+
+
+def test_a_part_that_may_not_be_read_is_in_the_list_of_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "_torch", lambda: {})  # importing it takes seconds
+    hwmon(tmp_path, 2, "ina219", "1-0040", INA219)
+    hwmon(tmp_path, 3, "ina219", "1-0041", INA219)
+    hwmon(tmp_path, 4, "lm75", "1-0048", {"temp1_input": "31000\n", "temp2_input": "32000\n"})
+    refuse_opening(monkeypatch, "hwmon3/power1_input", errno.EACCES)
+    refuse_opening(monkeypatch, "temp2_input", errno.EACCES)
+    facts, _ = diagnosis.diagnose(tmp_path)
+    parts = {row["sensor"]: row for row in facts["missing"] if row["reason"] == "denied"}
+    assert parts.keys() == {"hwmon_power", "hwmon_temperature"}
+    assert "hwmon3/power1_input" in parts["hwmon_power"]["detail"]
+    assert parts["hwmon_power"]["remedy"].startswith("sudo chmod a+r")
+    assert "hwmon_power" in [meter["sensor"] for meter in facts["power"]]

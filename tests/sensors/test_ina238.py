@@ -47,6 +47,18 @@ def test_elsewhere_it_bears_the_name_that_the_driver_gives_and_two_stay_apart(tm
     assert [channel.refresh_ns for channel in sensor.channels] == [None, 100_000_000]
 
 
+def test_a_second_supply_that_may_not_be_read_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (2, 10):
+        write(tmp_path / f"sys/class/hwmon/hwmon{number}", {"name": "ina238\n", "power1_input": f"{number}000000\n"})
+    monkeypatch.setattr(os, "open", refusing([tmp_path / "sys/class/hwmon/hwmon10/power1_input"], errno.EACCES))
+    sensor = found(hwmon.discover_ina238(tmp_path, ME))
+    assert list(sensor.read()) == [2.0]
+    sensor.close()
+    assert [(why.reason, why.remedy is not None) for why in sensor.unread] == [("denied", True)]
+
+
 @pytest.mark.parametrize("text", ["", "-1\n", "text\n", "9" * 80])
 def test_what_is_no_plausible_power_is_not_read(text: str, tmp_path: Path) -> None:
     sensor = found(hwmon.discover_ina238(thor(tmp_path), ME))

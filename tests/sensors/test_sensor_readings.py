@@ -74,6 +74,39 @@ def test_a_core_that_goes_offline_reads_nan_and_not_busy(tmp_path: Path) -> None
     assert math.isnan(values[1])
 
 
+def test_a_core_that_comes_online_while_the_training_runs_is_read(tmp_path: Path) -> None:
+    cpuidle(tmp_path, {0: [1]})
+    write(tmp_path, {"sys/devices/system/cpu/present": "0-1\n"})
+    now_ns = [0]
+    sensor = found(cpu.discover_cores(tmp_path, Target(1, clock=lambda: now_ns[0])))
+    assert [channel.scope for channel in sensor.channels] == ["core:0", "core:1"]
+    assert [str(value) for value in sensor.read()] == ["1000.0", "nan"]
+    cpuidle(tmp_path, {0: [1], 1: [7]})
+    now_ns[0] = 1_000_000_000
+    assert list(sensor.read()) == [1000.0, 7000.0]
+    sensor.close()
+
+
+def test_a_core_whose_idle_states_are_there_while_it_is_offline_does_not_look_busy(tmp_path: Path) -> None:
+    cpuidle(tmp_path, {0: [1], 1: [7]})
+    write(tmp_path, {"sys/devices/system/cpu/present": "0-1\n", "sys/devices/system/cpu/online": "0\n"})
+    sensor = found(cpu.discover_cores(tmp_path, ME))
+    assert [str(value) for value in sensor.read()] == ["1000.0", "nan"]
+    sensor.close()
+
+
+def test_without_cpuidle_too_a_core_that_comes_online_later_is_read(tmp_path: Path) -> None:
+    stat = "cpu  3 0 0 0 0 0 0 0 0 0\ncpu0 1 0 0 0 0 0 0 0 0 0\n{}intr 1\n"
+    write(tmp_path, {"sys/devices/system/cpu/present": "0-1\n", "proc/stat": stat.format("")})
+    sensor = found(cpu.discover_cores(tmp_path, ME))
+    assert [channel.scope for channel in sensor.channels] == ["core:0", "core:1"]
+    assert math.isnan(sensor.read()[1])
+    write(tmp_path, {"proc/stat": stat.format("cpu1 2 0 0 0 0 0 0 0 0 0\n")})
+    values = sensor.read()
+    assert values[1] == 2 * values[0]
+    sensor.close()
+
+
 def test_garbage_in_one_idle_state_loses_that_core_alone(tmp_path: Path) -> None:
     cpuidle(tmp_path, {0: [1], 1: [2]})
     sensor = found(cpu.discover_cores(tmp_path, ME))

@@ -44,7 +44,7 @@ from stepscope.files import CHANGED, MENDED
 from stepscope.quantities import POWER_SENSORS
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.checksums import GONE
-from stepscope.runfolder.computation import calls_in_other_formats
+from stepscope.runfolder.schema import calls_in_other_formats
 from stepscope.units import percent, plural
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def _overhead_gaps(run: Run) -> Iterator[NotMeasured]:
     handled: set[str] = set()
     for row in run.overhead().filter(pl.col("value").is_null()).iter_rows(named=True):
         if row["note"] not in handled:
-            what = "sampler's cost" if row["scope"] == "sampler" else "cost of recording"
+            what = "sampler overhead" if row["scope"] == "sampler" else "profiling overhead"
             yield NotMeasured(what, row["note"])
         handled.add(row["note"])
 

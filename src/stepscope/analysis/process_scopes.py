@@ -138,7 +138,7 @@ def cpu_of_all(run: RunReader) -> Series | None:
 def _sum_of_counters(counters: list[Series]) -> Series:
     """The sum of counters at the times of the one that is read least often."""
     seldom = max(counters, key=lambda series: series.period_ns)
-    values = np.sum([_counter_at(series, seldom.t_ns) for series in counters], axis=0)
+    values = np.sum([np.interp(seldom.t_ns, series.t_ns, series.values) for series in counters], axis=0)
     begin, end = (edge(series.t_ns[place] for series in counters) for edge, place in ((max, 0), (min, -1)))
     inside = (seldom.t_ns >= begin - seldom.period_ns) & (seldom.t_ns <= end + seldom.period_ns)
     if inside.sum() < _TWICE:
@@ -155,10 +155,6 @@ def _sum_of_counters(counters: list[Series]) -> Series:
         values=values[inside],
         gaps_ns=gaps,
     )
-
-
-def _counter_at(series: Series, t_ns: Floats) -> Floats:
-    return np.interp(t_ns, series.t_ns, series.values)
 
 
 def gauges(run: RunReader, quantity: str) -> dict[str, HeldReadings]:

@@ -18,6 +18,7 @@ from stepscope.analysis.first_screen import machine_name
 from stepscope.analysis.results import ResultTable
 from stepscope.errors import UsageError
 from stepscope.privacy import redact_command_line, redacted_texts, withheld_kinds, withhold_names
+from stepscope.runfolder.schema import main_computation
 from stepscope.runfolder.validation import Fields, parse, read_regular
 from stepscope.units import percent
 
@@ -204,7 +205,9 @@ def _applicable_changes(run: Run) -> Iterator[tuple[str, str]]:
     names = set(run.self_times["name"].unique()) if not run.self_times.is_empty() else set()
     if types & {"Conv2d", "ConvTranspose2d"}:
         yield "channels_last", "it has convolutions over images"
-    if types and "float32" in str(workload.get("precision", "float32")):
+    computed = main_computation(run.meta)  # under autocast, say, which a script does not tell
+    precision = workload.get("precision", "float32") if computed is None else computed.precision
+    if types and "float32" in str(precision):
         yield "bf16", "it computes in float32"
     if workload.get("optimizer") in _FUSED and not any("_foreach_" in name or "_fused_" in name for name in names):
         optimizer = workload["optimizer"]

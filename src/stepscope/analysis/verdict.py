@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -166,7 +166,7 @@ def verdict(run: Run) -> Verdict:
     ]
     cautions = tuple(filter(None, (
         *_damaged_files_caution(run),
-        *((_UNCERTAIN,) if any(event.get("kind") == "steps-uncertain" for event in run.events) else ()),
+        *_event_cautions(run),
         *_stalled_while_profiled(run),
         *_uneven_steps_caution(run),
         *_drift_caution(run),
@@ -248,6 +248,20 @@ def _simulated_caution(run: Run) -> Iterator[str]:
         if run.board_computes:
             what = "Power, energy, heat, and the use of GPU, cores and memory controller"
         yield f"{simulated_badge(run.simulated)}. {what} are simulated; time and memory are not."
+
+
+def _event_cautions(run: Run) -> Iterator[str]:
+    """Yield what the recording noted of all numbers: steps that may be others, a loss that is NaN, further models."""
+    noted: dict[str, list[Any]] = {}
+    for event in run.events:
+        noted.setdefault(str(event.get("kind")), []).append(event.get("step"))
+    if "steps-uncertain" in noted:
+        yield _UNCERTAIN
+    if "loss-nan" in noted:
+        yield f"The loss of step {noted['loss-nan'][0]} is NaN: the training had diverged."
+    if others := noted.get("another-model"):
+        which = "Another model was" if len(others) == 1 else "Other models were"
+        yield f"{which} used from step {others[0]} on: times and shares are of the steps before and after."
 
 
 def _profiling_cautions(run: Run) -> Iterator[str]:

@@ -52,8 +52,10 @@ class Hooks(Recording):
             self._observe_trainer()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Resume after what was done between two epochs, which is no part of a step."""
+        """Resume after what is no part of a step: work between epochs, an evaluation, a prediction, a checkpoint."""
         self.recording.resume()
+
+    on_evaluate = on_predict = on_save = on_epoch_begin
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A batch is done whose gradients wait for more."""
@@ -66,18 +68,6 @@ class Hooks(Recording):
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A batch of an evaluation is done."""
         self.recording.pause()
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An evaluation is over."""
-        self.recording.resume()
-
-    def on_predict(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A prediction is over."""
-        self.recording.resume()
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A checkpoint is written."""
-        self.recording.resume()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The training is over."""

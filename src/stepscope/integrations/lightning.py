@@ -69,8 +69,10 @@ class Hooks(Recording):
             self.recording.observe_checkpoints(trainer, ("save_checkpoint",), *_PACKAGES)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Resume after what was done between two epochs, which is no part of a step."""
+        """Resume after what is no part of a step: work between two epochs, a validation."""
         self.recording.resume()
+
+    on_validation_end = on_train_epoch_start
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
         """A batch begins."""
@@ -88,10 +90,6 @@ class Hooks(Recording):
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Validation begins."""
         self.recording.pause()
-
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Validation is over."""
-        self.recording.resume()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The training is over."""

@@ -17,8 +17,7 @@ from stepscope.errors import StepscopeError
 from stepscope.files import read_json_object, try_store_json, user_cache
 from stepscope.record.device import describe_device, temperatures_and_clocks, usable_cores
 from stepscope.record.empty_process import installed_version
-from stepscope.runfolder.computation import PROBED, main_computation
-from stepscope.runfolder.schema import QUIET
+from stepscope.runfolder.schema import PROBED, QUIET, main_computation
 
 FORMAT = 2  # of the probe: another number is measured anew
 SWITCH = "STEPSCOPE_CEILINGS"  # "off": nothing is measured after a run, as with --no-ceilings
@@ -94,7 +93,7 @@ def write_ceilings(run: Path, says: Says = lambda sentence: None, measure: bool 
     try:
         writer = RunWriter.attach(run)
         meta, device = writer.header, read_json_object(run / "device.json")
-        conditions = _conditions_of_run(meta)
+        conditions = _conditions_of_run(meta, device)
         if device.get("ceilings") or meta.get("simulated") or conditions is None or not has_steps(run):
             return
         stated, conditions = conditions[0], (_card_of(conditions[0], device), *conditions[1:])
@@ -108,11 +107,11 @@ def write_ceilings(run: Path, says: Says = lambda sentence: None, measure: bool 
         says(f"the ceilings of this device could not be written: {error}")
 
 
-def _conditions_of_run(meta: dict[str, Any]) -> tuple[str, str, int | None] | None:
+def _conditions_of_run(meta: dict[str, Any], device: dict[str, Any]) -> tuple[str, str, int | None] | None:
     """Return device, precision and threads that ceilings of a run are measured with; None where no probe has them.
 
-    Where no step with FLOPs was profiled with its shapes, they are those that a workload states of itself. A run states
-    its threads as it ends: those of one that was cut off are not known.
+    Where no step with FLOPs was profiled with its shapes, they are those that a workload states of itself. Of a script
+    that was cut off where there is a GPU, nobody knows which of the two computed.
     """
     threads, computation = meta.get("threads"), main_computation(meta)
     if threads is None:
@@ -120,6 +119,9 @@ def _conditions_of_run(meta: dict[str, Any]) -> tuple[str, str, int | None] | No
     if computation is not None:
         return (computation.device, computation.precision, threads) if computation.is_probed else None
     workload = meta.get("workload") or {}
+    has_gpu = bool(device.get("accelerators") or device.get("accelerators_torch"))
+    if has_gpu and not workload.get("device") and "at_end" not in device:
+        return None
     return str(workload.get("device") or "cpu"), str(workload.get("precision") or ""), threads
 
 

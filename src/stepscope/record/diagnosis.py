@@ -63,9 +63,10 @@ def diagnose(
         for sensor in sensors.values()
         for c in sensor.channels
     ]
+    parts = [(name, why) for name, sensor in survey.sensors.items() for why in sensor.unread]
     missing = [
         {"sensor": name, **asdict(why), "detail": as_seen_below(root, why.detail)}
-        for name, why in survey.missing.items()
+        for name, why in (*survey.missing.items(), *parts)
     ]
     missing += [{"sensor": name, **asdict(_ON_MAINS)} for name in silent]
     facts = {

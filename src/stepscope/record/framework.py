@@ -156,6 +156,9 @@ class Recorder(Protocol):
     def model_rows(self) -> list[dict[str, Any]]:
         """Rows of model.json, parents before children."""
 
+    def early_facts(self) -> dict[str, Any]:
+        """Fields of run.json that are known after the warm-up: `threads`."""
+
     def run_json_fields(self, span_ns: int) -> dict[str, Any]:
         """Fields of run.json at the end of a run of this length: `recorder`, `overhead`, `threads`, versions."""
 

@@ -46,6 +46,7 @@ _SHORTEST_PAUSE = 20  # steps, where there is no allowance left
 _MOST = 200
 _FEW_TIMES = 5  # so few steps are judged by the shortest: the first ones of a training allocate and compile
 _MOST_MISSED = 5
+_MOST_MODELS = 16  # trained one after another, that are each profiled when they begin
 _NEGLIGIBLE = 0.01  # ops that together take less than this share of the step need no better median
 _CHECK_EVERY = 5
 _LENGTHS = 50  # of steps that are kept
@@ -92,6 +93,7 @@ class Plan:
     _missed: int = 0  # steps in a row that were to be recorded, and were not: evaluation came between
     _checked: int = 0  # of them, when the medians were last looked at
     _first: bool = True  # the block right after the warm-up is not over
+    _models: int = 0  # that began to be trained after the first block had begun
     _memory_seen: set[bool] = field(default_factory=set)  # of a warm-up step (False), of a later one (True)
     _random: random.Random = field(default_factory=lambda: random.Random(_SEED))
 
@@ -130,6 +132,18 @@ class Plan:
         lasting = ("choice", "memory", "same_steps_on_all_ranks", "window_ns", "event_ns", "_spent_ns", "_random")
         for name in vars(new).keys() - set(lasting):
             setattr(self, name, vars(new)[name])
+
+    def note_new_model(self) -> bool:
+        """Plan to profile a model that begins to be trained late, behind its steps that allocate; False for others."""
+        has_begun = self._steady if self.choice.adaptive else self.recorded
+        if not has_begun or self.same_steps_on_all_ranks or self._models == _MOST_MODELS:
+            return False
+        self._models += 1
+        self._steady = self._checked = self._left = self._layers_left = 0
+        self._wait, self._wanted, self.known_share = WARMUP_STEPS - 1, False, None
+        for learnt in (self._profiles, self._recorded_ns, self._plain_ns, self._layer_steps_ns):
+            learnt.clear()
+        return True
 
     def steps_unprofiled(self, step: int) -> int:
         """Number of steps, this unprofiled one included, that end before the next decision."""

@@ -304,10 +304,6 @@ class OpRecorder:
         if self._lines.sites is not None and self.recording:
             self._lines.sites.mark(kind)
 
-    def _note_sites(self) -> None:
-        if self._lines.wanted and not self._parts and self._hooks.calls_noted_by is None:
-            self._hooks.note_calls(self._lines.note_window(self.modules.index))
-
     def _stop_noting_sites(self) -> None:
         noted_by = self._hooks.calls_noted_by
         if isinstance(noted_by, CallSites):
@@ -490,7 +486,8 @@ class OpRecorder:
         self._window = kineto.start_window(shapes, self._cuda, memory, in_pass)
         run_at_end_of_thread(self.thread_ends)
         self._hooks.profile_calls(True)
-        self._note_sites()
+        if self._lines.wanted and not self._parts and self._hooks.calls_noted_by is None:
+            self._hooks.note_calls(self._lines.note_window(self.modules.index))
         self._alarm.set()
 
     def _stop_for_good(self, why: str) -> None:

@@ -52,6 +52,7 @@ class SampleCount:
         self._aside: set[int] = set()  # loaders that another thread reads for the one that trains
         self._gone: set[int] = set()  # loaders whose iterator is gone, and not all that it gave is taken
         self._used: set[int] = set()  # loaders that steps had batches of
+        self._interleaved: set[int] = set()  # loaders that gave a batch behind a call that no pass had followed
         self._last_batch = 0  # number of the last batch that the last step could take
         self._since: set[int] = set()  # loaders that gave a batch since the last call without gradients
         self._evaluated: set[int] = set()  # loaders whose batches a model that is not trained was called with, perhaps
@@ -81,6 +82,8 @@ class SampleCount:
         self._batches += 1
         self._fetched[loader].append((self._batches, samples))
         self._since.add(loader)
+        if self._calls:
+            self._interleaved.add(loader)
         if aside:
             self._aside.add(loader)
         else:
@@ -245,9 +248,9 @@ class SampleCount:
         passes = sum(update.passes for update in updates)
         waiting = sum(update.passes for update in self._updates)
         last = updates[-1].last_batch if updates else self._batches
-        self._drop_unused(passes + waiting)
-        fetched = sum(self._take_batches(loader, passes, waiting, last) for loader in list(self._fetched))
         of_calls = _samples_of_calls(updates)
+        self._drop_unused(passes + waiting, of_calls is not None)
+        fetched = sum(self._take_batches(loader, passes, waiting, last) for loader in list(self._fetched))
         if fetched:
             self._left_of_batch = fetched - of_calls if of_calls else 0
         elif of_calls and self._left_of_batch > 0:
@@ -256,19 +259,21 @@ class SampleCount:
         self._last_batch = last
         return of_calls if of_calls and self._in_chunks else fetched or of_calls
 
-    def _drop_unused(self, passes: int) -> None:
-        """Drop what is left of an iterator that is gone, where others gave batches since and no pass can be of it.
+    def _drop_unused(self, passes: int, calls_tell: bool) -> None:
+        """Drop what is left of an iterator that is gone, where no pass can be of it, or calls tell the samples.
 
-        A mean is taken of all, or some are shown, before the training; `zip` drops one where another loader ends.
+        A mean is taken of all, or some are shown, before the training; `zip` drops one where another loader ends; all
+        are put into a list, which is trained on.
         """
         for loader in list(self._gone):
             waiting = self._fetched.get(loader)
-            if waiting and waiting[-1][0] < self._batches:
+            is_list = calls_tell and loader not in self._interleaved | self._aside
+            if waiting and (is_list or waiting[-1][0] < self._batches):
                 is_ended_early = passes == 1 and loader in self._used and waiting[0][0] > self._last_batch
                 if is_ended_early or len(waiting) > max(passes, _AHEAD):
                     waiting.clear()
             if not waiting:
-                for loaders in (self._gone, self._since, self._trained_on, self._used):
+                for loaders in (self._gone, self._since, self._trained_on, self._used, self._interleaved):
                     loaders.discard(loader)
                 self._fetched.pop(loader, None)
 

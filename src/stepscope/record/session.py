@@ -278,7 +278,8 @@ class Session:
         self._log.flush(self.writer, t1_ns)
         self.number += 1
         if self.number == WARMUP_STEPS:
-            self._write_model()  # a run that is killed later has its module tree, and its first steps
+            self._write_model()  # a run that is killed later has its module tree, threads, and its first steps
+            self._run_noting_failure(lambda: self.writer.update(**self._recorder.early_facts()))
             self._log.flushed_ns = 0
         if late:  # the next step began in the past: nothing may be opened or closed in its midst
             self.t0_ns = t1_ns

@@ -20,6 +20,7 @@ class StepLog:
         self._last: deque[tuple[int, int, int]] = deque(maxlen=_KEPT)  # number, beginning and end
         self._waiting: list[tuple[int, int, int, int | None, Loss, bool]] = []  # for losses that are read later
         self.flushed_ns = self.lost = 0
+        self._diverged = False  # a loss was NaN
 
     def add_step(
         self,
@@ -31,10 +32,9 @@ class StepLog:
         whole: bool,
     ) -> None:
         """Write a step of this span; whole: its ops are recorded as a whole."""
-        if callable(loss) or self._waiting:
-            self._waiting.append((step, *span_ns, samples, loss, whole))
-        else:
-            writer.append_step(step, *span_ns, samples, loss, whole)
+        self._waiting.append((step, *span_ns, samples, loss, whole))
+        if len(self._waiting) == 1 and not callable(loss):
+            self._read_losses(writer)
         self._last.append((step, *span_ns))
 
     def flush(self, writer: RunWriter, now_ns: int) -> None:
@@ -62,8 +62,12 @@ class StepLog:
     def _read_losses(self, writer: RunWriter) -> None:
         while self._waiting:  # an interrupt, which a wait for an accelerator invites, loses none of them
             step, t0_ns, t1_ns, samples, loss, whole = self._waiting[0]
-            writer.append_step(step, t0_ns, t1_ns, samples, loss() if callable(loss) else loss, whole)
+            value = loss() if callable(loss) else loss
+            writer.append_step(step, t0_ns, t1_ns, samples, value, whole)
             del self._waiting[0]
+            if value is not None and value != value and not self._diverged:  # in its row NaN reads as none
+                self._diverged = True
+                self._note("loss-nan", f"the loss of step {step} is NaN, and is not stored", step=step)
 
     def replace_steps(self, writer: RunWriter, first_ns: int, ends_ns: tuple[int, ...]) -> tuple[int, int] | None:
         """Make steps that end at these times of those since the one in which `first_ns` lies.

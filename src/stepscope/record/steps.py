@@ -144,6 +144,11 @@ class StepFinder:
         """Return whether gradients were computed, and none of what a call of a module had computed."""
         return 0 < self._direct_passes == self.activity_counts["passes"]
 
+    def called_before_training(self) -> None:
+        """A module is called for an evaluation, before anything is trained: batches so far are of it."""
+        self.activity_counts["calls"] += 1
+        self._samples.evaluated()
+
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An outermost module is called, with gradients or without."""
         self.activity_counts["calls"] += 1

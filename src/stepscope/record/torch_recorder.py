@@ -20,7 +20,7 @@ from stepscope.record.framework import Ended, Loss, TrainingSession
 from stepscope.record.gradient_threads import GradientThreads
 from stepscope.record.memory.tensor_watch import MemoryWatch
 from stepscope.record.ops.events import MODULE_SCOPE, OPTIMIZER_STEP
-from stepscope.record.ops.modules import Models, ModuleRegistry, named_models
+from stepscope.record.ops.modules import Models, ModuleRegistry, module_and_descendants, named_models, parameters_of
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.ops.source_lines import CallSites
 from stepscope.record.plan import LOOK_AHEAD
@@ -205,9 +205,9 @@ class TorchRecorder:
         if self._is_paused:
             return
         if not self._registry.knows(module):
-            self._registry.add_root(module)
+            self._register(module)
         if self._ops is None and not (torch.is_grad_enabled() and self._registry.learns(module)):
-            self._finder.activity_counts["calls"] += 1  # no training so far: a transform in a worker, inference
+            self._finder.called_before_training()  # a transform in a worker, inference
             return
         self._session.begin()
         self._finder.called(module, args, kwargs)
@@ -222,6 +222,17 @@ class TorchRecorder:
             self._close_oversized_window()
         else:
             self._ops.before_forward()
+
+    def _register(self, module: nn.Module) -> None:
+        """Register a model; note one that begins to be trained late, with its sizes: it may be gone at the end."""
+        session, models = self._session, len(self._registry.roots)
+        unknown = [part for part in module_and_descendants(module) if not self._registry.knows(part)]
+        is_wrapper = not any(map(parameters_of, unknown))
+        self._registry.add_root(module)
+        is_new = len(self._registry.roots) > models and not is_wrapper and vars(module).get("training", True)
+        if is_new and torch.is_grad_enabled() and session.plan.note_new_model():
+            self._registry.sizes()
+            session.note("another-model", f"step {session.number}: another model is used", step=session.number)
 
     def is_part(self, module: nn.Module) -> bool:
         """Return whether a module is a part of a known model, or a copy of one that `DataParallel` made."""
@@ -431,11 +442,15 @@ class TorchRecorder:
         shares = {} if self._ops is None else self._ops.update_shares()
         return run_facts.model_json_rows(self._registry, self._session.settings.flops, shares)
 
+    def early_facts(self) -> dict[str, Any]:
+        """Return what a run that is killed is to say of its threads."""
+        return {"threads": torch.get_num_threads()}
+
     def run_json_fields(self, span_ns: int) -> dict[str, Any]:
         """Return what run.json says at the end of a run of this length."""
         assert self._ops is not None
         return {
-            "threads": torch.get_num_threads(),  # at the end: a script sets their number after the run has begun
+            **self.early_facts(),  # at the end again: a script may set their number after the run has begun
             "recorder": run_facts.recording_facts(
                 self._ops, self._session.settings.steps_from, self._finder.detected_by, self.hooks.loading_ns
             ),

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import UsageError
+from stepscope.errors import UsageError, exit_error
 from stepscope.record import torch_private
 from stepscope.record.dry.flops import FlopCount, count_flops
 from stepscope.record.ops.events import DATA_SCOPE
@@ -74,13 +74,15 @@ def train_workload(
     settings_of_training = asdict(choices)
     del settings_of_training["kind"]
     cast = workload_in_precision(workload, settings_of_training.pop("precision"), choices.device)
-    training = cast.prepare(**settings_of_training)
-    counted = count_flops(training.model, workload.loss, workload.example(2))
+    with _no_silent_exit():
+        training = cast.prepare(**settings_of_training)
+        counted = count_flops(training.model, workload.loss, workload.example(2))
     facts = {**_facts(workload, training, counted, choices), "planned_steps": steps}
     session = Session(replace(settings, name=workload.name, facts=facts, flops=counted.by_module))
     session.start(training.model)
     try:
-        _train(training, steps, session, progress, stop)
+        with _no_silent_exit():
+            _train(training, steps, session, progress, stop)
         session.update(result=_result(training, session.steps))
     except BaseException as error:
         status, reason = status_of(error)
@@ -94,6 +96,15 @@ def train_workload(
         _evaluate(training, session, evaluates)
     session.pack()
     return session.path, 0
+
+
+@contextmanager
+def _no_silent_exit() -> Iterator[None]:
+    """Let an exit of the workload's code be an error: with it the training, and this process, would end as if whole."""
+    try:
+        yield
+    except SystemExit as error:
+        raise exit_error(error) from error
 
 
 def _result(

@@ -13,7 +13,7 @@ from stepscope.analysis.first_screen import headline, setting_facts
 from stepscope.analysis.memory.headroom import fits_sentence
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import energy_kinds
-from stepscope.report.first_screen import figure_text
+from stepscope.report.first_screen import figure_text, run_argument
 from stepscope.units import bytes_, duration, escape_control_characters, estimate, percent, row_label, si
 
 _MOST = 4_000  # characters
@@ -95,4 +95,4 @@ def _not_measured_lines(run: Run) -> Iterator[str]:
         yield f"unknown: {quoted(entry.what.replace('_', ' '))}: {quoted(entry.why, _SENTENCE)}{remedy}"
     if len(entries) > _UNKNOWN:
         yield f"unknown: {len(entries) - _UNKNOWN} more things"
-    yield f"all numbers: stepscope report {run.path.name} --json"
+    yield f"all numbers: stepscope report {run_argument(run.path)} --json"

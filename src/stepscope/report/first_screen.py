@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -213,7 +214,7 @@ def _overhead(run: Run) -> list[str]:
     share = float(overheads["value"][0]) if len(overheads) else 0.0
     if share <= _NOTABLE_OVERHEAD:
         return []
-    return [f"Profiling overhead: {percent(share)} of the run; a longer run (--steps) has less."]
+    return [f"Profiling overhead: {percent(share)} of the run; a longer run has less."]
 
 
 def _suggested_changes(run: Run, most: int) -> list[RenderableType]:
@@ -234,12 +235,8 @@ def advice_sentences(run: Run) -> list[str]:
         parts.insert(0 if first and not "".join(parts[:1]).startswith("first ") else len(parts[:1]), tune)
     if changes.gain:
         parts.insert(1, changes.gain)
-    return [line if _is_code(line.partition(" ")[0]) else capitalize_first(line) for line in parts]
-
-
-def _is_code(word: str) -> bool:
-    """Return whether a sentence begins with a command or the name of a change, which keep their letters."""
-    return word == "stepscope" or "_" in word or "=" in word
+    code = re.compile(r"stepscope |\S*[_=]")  # a command, or the name of a change, keeps its letters
+    return [line if code.match(line) else capitalize_first(line) for line in parts]
 
 
 def _phases(run: Run) -> list[RenderableType]:
@@ -339,22 +336,20 @@ class _Names:
 
 def _footer(run: Run) -> list[RenderableType]:
     """Return the line that says where the other tables are."""
-    page, name = run.path / "report.html", _run_argument(run.path)
+    page = run.path / "report.html"
+    try:
+        is_newest = find_run(NEWEST).resolve() == run.path.resolve()
+    except (StepscopeError, OSError):
+        is_newest = False
     there = f"page: {relative_path(page)}" if page.exists() else "or --html for the page"
-    phrases = (f"stepscope report {name}-v", there)
+    phrases = (f"stepscope report {'' if is_newest else f'{run_argument(run.path)} '}-v", there)
     return [_labelled("MORE", _WrappedPhrases(tuple(map(Text, phrases))), style="dim")]
 
 
-def _run_argument(path: Path) -> str:
-    """A run as an argument would name it here, with a space behind it; the newest run needs none."""
-    try:
-        newest = find_run(NEWEST).resolve()
-    except (StepscopeError, OSError):
-        newest = None
-    if newest == path.resolve():
-        return ""
+def run_argument(path: Path) -> str:
+    """Return a run as an argument of a command would name it here."""
     inside = relative_path(path)
-    return f"{inside.name if inside.parent == RUNS else inside} "
+    return shlex.quote(inside.name if inside.parent == RUNS else str(inside))
 
 
 _GLUE = "\ue000"  # takes the place of a space at which no line is broken

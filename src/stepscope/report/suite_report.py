@@ -192,7 +192,8 @@ def mlperf_log_lines(
             yield _log_line(time_ms, "global_batch_size", point["batch"], about)
         yield _log_line(time_ms, "opt_name", point["optimizer"], about)
         for name, measured in (run.get("numbers") or {}).items():
-            yield _log_line(time_ms, f"stepscope_{name}", measured["value"], {**about, **_interval_fields(measured)})
+            ends = {f"{end}_95": measured[end] for end in ("low", "high") if measured[end] is not None}
+            yield _log_line(time_ms, f"stepscope_{name}", measured["value"], {**about, **ends})
         status = "success" if run["status"] == "ok" else "aborted"
         yield _log_line(
             time_ms, "run_stop", None, {**about, "status": status, "reason": run.get("reason") or run["status"]}
@@ -202,10 +203,6 @@ def mlperf_log_lines(
 def _log_line(time_ms: int, key: str, value: Any, metadata: Mapping[str, Any]) -> str:
     log_line = {"namespace": "", "time_ms": time_ms, "event_type": "POINT_IN_TIME", "key": key, "value": value}
     return f":::MLLOG {json.dumps({**log_line, 'metadata': dict(metadata)}, default=str)}"
-
-
-def _interval_fields(measured: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{end}_95": measured[end] for end in ("low", "high") if measured[end] is not None}
 
 
 def _value_within(row: Mapping[str, Any], column: SuiteColumn) -> str:

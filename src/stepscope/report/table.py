@@ -147,7 +147,8 @@ class Table:
     ) -> Table:
         """Return the table of these columns, a row each."""
         header = tuple(columns)
-        cells = [tuple(_cell(column.of(row)) for column in header) for row in rows]
+        contents = ([column.of(row) for column in header] for row in rows)
+        cells = [tuple(Cell(part, part) if isinstance(part, str) else part for part in row) for row in contents]
         return cls(name, header, cells, caption, **more)
 
     def __rich__(self) -> RenderableType:
@@ -164,10 +165,6 @@ class Table:
         """Return the table of the columns at these places."""
         rows = [tuple(row[place] for place in places if place < len(row)) for row in self.rows]
         return Table(self.name, tuple(self.columns[place] for place in places), rows, self.caption)
-
-
-def _cell(content: Cell | str) -> Cell:
-    return Cell(content, content) if isinstance(content, str) else content
 
 
 _OF_MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;", "\n": " ", "\r": " ", "|": "\\|", "\\": "\\\\", "`": "\\`"})

@@ -66,7 +66,11 @@ def render(run: Run) -> RenderableType:
     """Everything that the terminal shows of a run, whatever of it exists; `screen` has the answer alone."""
     parts: dict[str, Callable[[], list[RenderableType]]] = {
         "the setting": lambda: [*_heading(run)],
-        "the bottleneck": lambda: [*_verdict(run)],
+        "the bottleneck": lambda: [
+            Text(""),
+            Text(run.verdict().sentence, style="bold"),
+            labelled("next", *run.verdict().next),
+        ],
         "what to change": lambda: [*_tune_findings(run)],
         "the sensor log": lambda: [*_sensor_log(run)],
         "speed": lambda: [*speed_lines(run.metrics(), run.meta)],
@@ -121,10 +125,6 @@ def _heading(run: Run) -> list[RenderableType]:
     facts = [fact for fact in setting_facts(run) if not run.id.startswith(fact.replace("-", ""))]  # the day is above
     facts += [f"data {data['name']}{kind}"] if data.get("name") else []
     return [title, Text(" · ".join(facts), style="dim")]
-
-
-def _verdict(run: Run) -> list[RenderableType]:
-    return [Text(""), Text(run.verdict().sentence, style="bold"), labelled("next", *run.verdict().next)]
 
 
 def _sensor_log(run: Run) -> list[RenderableType]:

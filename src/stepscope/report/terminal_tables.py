@@ -190,7 +190,11 @@ def energy_table(totals: pl.DataFrame) -> list[RenderableType]:
     gaps = [number_column("not covered", "gap_s", lambda gap: f"{number(gap)} s" if gap else "")] if has_gaps else []
     columns = [
         text_column("component", "component", component_label),
-        *([text_column("kind", "kind", _kind)] if (totals["kind"] != "measured").any() else []),
+        *(
+            [text_column("kind", "kind", lambda kind: "" if kind == "measured" else kind.upper())]
+            if (totals["kind"] != "measured").any()
+            else []
+        ),
         Column("power", of=_power),
         number_column("a step", "joules_per_step", "J"),
         Column("after warm-up", of=lambda row: estimate(row["joules"], row["low"], row["high"], "J")),
@@ -200,10 +204,6 @@ def energy_table(totals: pl.DataFrame) -> list[RenderableType]:
     choices = [every, [title for title in every if title != "after warm-up"]]
     table = Table.from_rows("energy", columns, totals.iter_rows(named=True))
     return [Text(""), Constrain(FittedTable(table, choices, "energy"), WIDTH)]
-
-
-def _kind(kind: str) -> str:
-    return "" if kind == "measured" else kind.upper()
 
 
 def _power(row: Row) -> str:
@@ -367,10 +367,6 @@ def _core_text(row: dict[str, Any]) -> str:
     return f"{name} {_BLOCKS[round(row['value'] * (len(_BLOCKS) - 1))]} {_estimate_text(row)}"
 
 
-def _scope_prefix(row: dict[str, Any]) -> str:
-    return "" if row["scope"] == WATCHED else f"{_NAMES_OF_CHANNELS.get(row['scope'], row['scope'])} "
-
-
 def _channel_name(row: dict[str, Any]) -> str:
     return _NAMES_OF_CHANNELS.get(row["scope"], str(row["scope"]))
 
@@ -388,7 +384,8 @@ def _size_texts(metrics: pl.DataFrame, metric: str, word: str) -> list[str]:
     parts: list[str] = []
     for row in _rows_of_all_processes(_metric_rows(metrics, metric)):
         again = parts and row["scope"] == ALL
-        whose = "" if again else f"{_scope_prefix(row)}{word} "
+        of_others = "" if row["scope"] == WATCHED else f"{_channel_name(row)} "
+        whose = "" if again else f"{of_others}{word} "
         parts.append(f"{whose}{bytes_(row['value'])} ({_source_of_size(row)})")
     return parts
 

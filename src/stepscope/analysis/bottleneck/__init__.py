@@ -39,16 +39,14 @@ def bottleneck(run: Run) -> Bottleneck:
     off_core = [*causes_of_waiting(usage, phases, elsewhere, most if loaders else 0.0, late_rank(run))]
     work, why, would_tell = causes_while_computing(run, usage, phases, busiest, without_kernels)
     if usage.background_cores is None and usage.delayed is None:
-        off_core, work = ([_with_less_confidence(cause) for cause in causes] for causes in (off_core, work))
+        off_core, work = (
+            [replace(cause, confidence=MEDIUM, evidence=(*cause.evidence, _NOT_READ)) for cause in causes]
+            for causes in (off_core, work)
+        )
     waits = max((cause.share for cause in off_core), default=0.0)
     first = [cause for cause in system if cause.share >= waits]
     others = [*(cause for cause in system if cause.share < waits), *off_core, *work]
     return Bottleneck((*first, *sorted(others, key=_cause_sort_key)), why, would_tell)
-
-
-def _with_less_confidence(cause: Cause) -> Cause:
-    """Return a cause as it stands where background CPU load was not read: with less confidence."""
-    return replace(cause, confidence=MEDIUM, evidence=(*cause.evidence, _NOT_READ))
 
 
 def _cause_sort_key(cause: Cause) -> float:

@@ -36,7 +36,7 @@ from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.analysis.time.tables import steps_with_costs
 from stepscope.runfolder import COMMUNICATION, MODULE_CALL
-from stepscope.runfolder.computation import calls_in_other_formats, main_computation
+from stepscope.runfolder.schema import calls_in_other_formats, main_computation
 from stepscope.units import duration, number, percent, si
 
 if TYPE_CHECKING:

@@ -195,7 +195,12 @@ def _flops(first: _OperatorCalls, other: _OperatorCalls) -> Iterator[ProgramChan
 def _operator_changes(first: _OperatorCalls, other: _OperatorCalls) -> Iterator[ProgramChange]:
     """The kinds whose number of calls differs in all steps: those first whose calls more or fewer take most time."""
     kinds = dict.fromkeys((*first.kinds, *other.kinds))
-    apart = [kind for kind in kinds if _are_ranges_disjoint(first.of_kind(kind), other.of_kind(kind))]
+    counted = [(kind, first.of_kind(kind), other.of_kind(kind)) for kind in kinds]
+    apart = [
+        kind
+        for kind, of_first, of_other in counted
+        if of_first.max() < of_other.min() or of_other.max() < of_first.min()
+    ]
     if not apart:
         return
     yield ProgramChange("operator calls", "", float(np.median(first.total)), float(np.median(other.total)))
@@ -215,7 +220,3 @@ def _are_same(first: _OperatorCalls, other: _OperatorCalls) -> bool:
     """Return whether a step of both sides makes the same calls of each kind, in the median."""
     kinds = dict.fromkeys((*first.kinds, *other.kinds))
     return all(np.median(first.of_kind(kind)) == np.median(other.of_kind(kind)) for kind in kinds)
-
-
-def _are_ranges_disjoint(first: Floats, other: Floats) -> bool:
-    return bool(first.max() < other.min() or other.max() < first.min())

@@ -66,7 +66,9 @@ def match_settings(run_groups: Sequence[RunGroup]) -> tuple[tuple[Setting, ...],
         what = "one run" if len(run_groups) == 1 else f"{len(run_groups)} runs"
         hint = "name two or more; without a name the last two are compared"
         raise UsageError(f"{what} to compare: {FEWEST} to {MOST} are possible", hint)
-    axes = (*_ALWAYS, *(axis for axis in _WHERE_SEVERAL if any(_axis_differs(side, axis) for side in run_groups)))
+    sides = [[setting_of(run) for run in side.runs] for side in run_groups]
+    differing = [axis for axis in _WHERE_SEVERAL if any(len({it[axis] for it in settings}) > 1 for settings in sides)]
+    axes = (*_ALWAYS, *differing)
     groups = [_group_by_setting(side.runs, axes) for side in run_groups]
     if all(len(group) == 1 for group in groups):
         return (Setting("", tuple(next(iter(group.values())) for group in groups)),), _excluded_notes(run_groups)
@@ -167,10 +169,6 @@ def _run_folders(path: Path) -> Iterator[Path]:
         return
     for pattern in ("runs/*/run.json", "runs/*/*/run.json"):
         yield from (header.parent for header in sorted(path.glob(pattern)))
-
-
-def _axis_differs(side: RunGroup, axis: str) -> bool:
-    return len({setting_of(run)[axis] for run in side.runs}) > 1
 
 
 def _group_by_setting(runs: Iterable[Run], axes: Sequence[str]) -> dict[tuple[Any, ...], tuple[Run, ...]]:

@@ -18,8 +18,7 @@ from stepscope.analysis.time.operators import CPU, OUTSIDE
 from stepscope.arrays import Floats
 from stepscope.errors import UnknownName
 from stepscope.runfolder import RunReader
-from stepscope.runfolder.computation import Computation, calls_in_other_formats, main_computation
-from stepscope.runfolder.schema import QUIET
+from stepscope.runfolder.schema import QUIET, Computation, calls_in_other_formats, main_computation
 from stepscope.units import percent
 
 if TYPE_CHECKING:

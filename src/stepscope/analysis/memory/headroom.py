@@ -100,14 +100,10 @@ def size_verdicts_text(peak: ResidentPeak) -> str:
 
 def _by_verdict(peak: ResidentPeak) -> Iterator[str]:
     for verdict, phrase in _SAID.items():
-        sizes = [_gb(size) for size in SIZES if peak.verdict(size) == verdict]
+        sizes = [f"{size // GB}" for size in SIZES if peak.verdict(size) == verdict]
         if sizes:
             listed = sizes[0] if len(sizes) == 1 else f"{', '.join(sizes[:-1])} and {sizes[-1]}"
             yield f"{phrase} {listed} GB"
-
-
-def _gb(size: int) -> str:
-    return f"{size // GB}"
 
 
 def _measurement_text(run: Run, peak: ResidentPeak) -> str:

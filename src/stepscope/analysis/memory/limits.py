@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -293,8 +293,9 @@ def board_named(name: str) -> Board:
         raise UsageError(f"'{name}' is not a board", "name one, such as --board tx2; kernels of CUDA: --device cuda")
     boards = {board.name: board for board in all_boards() if board.memory_bytes}
     normalised = _normalised(name)
-    if normalised in boards:
-        return boards[normalised]
+    for full in (normalised, f"jetson_{normalised}"):
+        if full in boards:
+            return boards[full]
     ending = [boards[full] for full in boards if full.endswith(f"_{normalised}")]
     return ending[0] if len(ending) == 1 else _unknown_board(name, normalised, boards)
 
@@ -302,11 +303,9 @@ def board_named(name: str) -> Board:
 def _unknown_board(name: str, normalised: str, boards: dict[str, Board]) -> Board:
     short = {full.removeprefix("jetson_"): full for full in boards}
     near = UnknownName("board", normalised, {*short, *boards})
-    raise UnknownName("board", name, _dashed([*boards]), near.hint and near.hint.replace("_", "-"))
-
-
-def _dashed(names: Iterable[str]) -> list[str]:
-    return [name.replace("_", "-") for name in names]
+    raise UnknownName(
+        "board", name, [board.replace("_", "-") for board in boards], near.hint and near.hint.replace("_", "-")
+    )
 
 
 def _normalised(name: str) -> str:

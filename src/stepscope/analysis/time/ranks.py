@@ -115,14 +115,12 @@ def compare_ranks(run: Run) -> Ranks:
     if len(parts) > 1:
         notes += [f"the ranks are not compared with each other: {reason}"] if reason else compared.notes
     used = _usage_by_process(run) if len(parts) > 1 else {}
-    columns = (compared.columns_of(at) | used.get(_scope(run, part), {}) for at, part in enumerate(parts))
+    columns = (
+        compared.columns_of(at) | used.get(f"{RANK}{'0' if part is run else part.path.name}", {})
+        for at, part in enumerate(parts)
+    )
     rows = [_rank_row(part) | more for part, more in zip(parts, columns, strict=True)]
     return Ranks(parts, pl.DataFrame(rows, schema=RANK_SCHEMA, orient="row"), compared.skew, tuple(notes), endings)
-
-
-def _scope(run: Run, part: Run) -> str:
-    """The scope of a part's process in the metrics of the run."""
-    return f"{RANK}{'0' if part is run else part.path.name}"
 
 
 def _usage_by_process(run: Run) -> dict[str, dict[str, float | None]]:

@@ -280,6 +280,10 @@ class JaxRecorder:
         """Rows of model.json: the named scopes that ops were seen in."""
         return self.layers.rows()
 
+    def early_facts(self) -> dict[str, Any]:
+        """Return nothing: JAX does not say how many threads it computes with."""
+        return {}
+
     def run_json_fields(self, span_ns: int) -> dict[str, Any]:
         """Return what run.json says at the end of a run of this length."""
         plan = self._plan

@@ -22,6 +22,7 @@ from stepscope.record.fault_boundary import DeferredSignals
 
 COMPILED, SCRIPTED = "compiled", "scripted"
 _MOST_SEARCHED, _SEARCHED_PER_MODULE = 100_000, 20  # modules, at a microsecond each
+_MOST_SIZES = 64  # of models that are built alike and told apart by their parameters
 _COMPILED = "_orig_mod"  # the attribute under which torch.compile keeps the model
 Reference = Callable[[], nn.Module | None]
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
@@ -56,6 +57,7 @@ class Root:
     kind: str
     learns: bool  # it has parameters
     first: int  # index of the module itself; what is below follows
+    parameters: int | None = 0  # when it became known
     within: int | None = None  # the root that it turned out to be a part of
 
     @property
@@ -116,16 +118,19 @@ class ModuleRegistry:
         if learns and not registered and (place := self._root_around(module)) is not None:
             return self._add_to_root(*place, parts)
         signature = (name, *((below, type(part).__name__) for below, part in parts))
+        parameters = _sizes(module).parameters if learns else 0
         alike = [self.roots[root] for root in self._alike[signature]]
-        vacant = next((root for root in alike if root.reference() is None and root.within is None), None)
+        gone = [root for root in alike if root.reference() is None and root.within is None]
+        any_size = gone if len(alike) >= _MOST_SIZES else ()
+        vacant = next((root for root in gone if root.parameters == parameters), next(iter(any_size), None))
         if vacant is None:
             first, roots = len(self._modules), len(self.roots)
             before = [(entry, entry.root, entry.below) for entry in self._modules] if registered else []
             try:
                 with DeferredSignals():  # an interrupt in its midst would leave lists that do not fit each other
-                    self._new_root(
-                        Root(weakref.ref(module), name, _uncompiled_type_name(module), learns, first), signature, parts
-                    )
+                    kind = _uncompiled_type_name(module)
+                    root = Root(weakref.ref(module), name, kind, learns, first, parameters)
+                    self._new_root(root, signature, parts)
                     for below, part in registered:
                         self._move_into_root(part, roots, below)
             except BaseException:  # set by another thread, which nothing puts off: as if nobody had called it yet

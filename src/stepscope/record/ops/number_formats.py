@@ -10,7 +10,7 @@ import numpy as np
 
 from stepscope.arrays import Ints
 from stepscope.record.ops.costs import NO_TENSOR
-from stepscope.runfolder.computation import main_computation
+from stepscope.runfolder.schema import main_computation
 
 _ON_CPU = -1
 _FORMATS = {"float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}

@@ -198,7 +198,7 @@ def _say_fault(run: str, error: BaseException) -> None:
 def claim_writer(run: Path) -> RunWriter:
     """The writer of this process: of the run folder itself for the first rank here, or the first that trains without.
 
-    Else of `ranks/`. Without LOCAL_RANK rank 0 is the first; where it is on another machine, `promotion` sees to that.
+    Else of `ranks/`. Without LOCAL_RANK rank 0 is the first; where it is elsewhere, `record.script` sees to that.
     """
     from stepscope.record.run_facts import rank_of_process
     from stepscope.runfolder import RunWriter

@@ -20,6 +20,7 @@ from stepscope.record.sensors import discover_sensor
 from stepscope.record.sensors.contract import NAN, Channel, NoSensor, OpenSensor, ProcessEnded, Sensor, Target
 
 RETRY_NS = 1_000_000_000
+_MOST_RETRY_NS = 64 * RETRY_NS  # between two looks for channels that did not come back with their sensor
 CPU_SHARE = 0.001  # a slow sensor is read so seldom that it takes no more than this of a core
 POWER_CPU_SHARE = 0.02  # the same for a power sensor: energy is what its readings are for
 DEAR_NS = 200_000  # a read and its decoding: then the decoding is counted, and not left for the flush
@@ -63,7 +64,8 @@ class Stream:
         self._clock = target.clock
         self._lost_ns: int | None = None
         self._loss: str | None = None  # not written yet: it may be the end of the training process
-        self._retry_at_ns = 0
+        self._retry_at_ns, self._retry_ns = 0, RETRY_NS
+        self._absent = 0  # channels that did not come back with the sensor
         self._disk_failed_ns: int | None = None
         self._rows_dropped = 0
 
@@ -134,9 +136,19 @@ class Stream:
         return end
 
     def retry(self) -> None:
-        """Look for a lost sensor again, once a second; a row of NaN says that there is still nothing."""
+        """Look for a lost sensor again, once a second; a row of NaN says that there is still nothing.
+
+        For channels that did not come back with their sensor it looks ever more seldom: each look opens it anew.
+        """
         now_ns = self._clock()
-        if self._lost_ns is None or now_ns < self._retry_at_ns:
+        if now_ns < self._retry_at_ns or (self._lost_ns is None and not self._absent):
+            return
+        if self._lost_ns is None:
+            self._retry_ns = min(2 * self._retry_ns, _MOST_RETRY_NS)
+            self._retry_at_ns = now_ns + self._retry_ns
+            again = discover_sensor(self._sensor, self._root, self._target)
+            if not isinstance(again, NoSensor):
+                self._use_rediscovered_sensor(again)
             return
         self._retry_at_ns = now_ns + RETRY_NS
         self._write_loss()
@@ -145,7 +157,7 @@ class Stream:
             self._append_nothing(now_ns)
             return
         gap_ns = self._clock() - self._lost_ns
-        self._lost_ns = None
+        self._lost_ns, self._retry_ns = None, RETRY_NS
         message = f"sensor {self.name} answers again after {gap_ns / 1e9:.1f} s"
         self._events.write("sensor-recovered", message, sensor=self.name, gap_ns=gap_ns)
 
@@ -200,18 +212,24 @@ class Stream:
     def _use_rediscovered_sensor(self, sensor: OpenSensor) -> bool:
         """Take a sensor that came back, with its channels in the places that the file has for them.
 
-        False where it has none of them: another source answers in its place (/proc/stat for idle states).
+        False where it has no more of them than answer now: of a lost one none, where another source answers in its
+        place (/proc/stat for idle states).
         """
         ids = [channel.id for channel in sensor.channels]
-        if ids == self._ids:
-            self._opened, self._fetch, self._decode = sensor, sensor.fetch or sensor.read, sensor.decode
-            return True
         # A channel whose name another sensor had taken carries the sensor's own name before it.
         named = {name: place for place, channel in enumerate(ids) for name in (f"{self.name}.{channel}", channel)}
         places = [named.get(name) for name in self._ids]
-        if all(place is None for place in places):
+        absent = places.count(None)
+        if absent >= (len(places) if self._lost_ns is not None else self._absent):
             _let_go(sensor)
             return False
+        if self._lost_ns is None:
+            self.decode()
+            _let_go(self._opened)
+        self._absent = absent
+        if places == list(range(len(ids))):
+            self._opened, self._fetch, self._decode = sensor, sensor.fetch or sensor.read, sensor.decode
+            return True
 
         def read() -> Sequence[float]:
             values = sensor.read()

@@ -114,6 +114,7 @@ class OpenSensor:
     blocking: bool = False  # a read may wait (a network, a bus, a child process): it gets a thread of its own
     fetch: Callable[[], Any] | None = None  # the read without `decode`, which is pure: texts are parsed many at once
     decode: Callable[[Any], Sequence[float]] | None = None
+    unread: tuple[NoSensor, ...] = ()  # parts of it that do not answer, and why
 
 
 def decoded_later(

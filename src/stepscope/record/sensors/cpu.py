@@ -61,10 +61,11 @@ def _cpuidle(root: Path, clock: Clock) -> OpenSensor | None:
     folder = root / "sys/devices/system/cpu"
     try:
         online = read_small_file(folder / "online")
-        cores = sorted(cores_online(online))
+        up_first = cores_online(online)
+        cores = sorted(up_first | _cores_present(root))
         states = [_states(folder, core) for core in cores]
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if not cores or not all(states):
+        if not up_first or not all(paths for core, paths in zip(cores, states, strict=True) if core in up_first):
             return None
         if limit != resource.RLIM_INFINITY and sum(map(len, states)) > limit // _OF_FILES:
             return None
@@ -77,10 +78,8 @@ def _cpuidle(root: Path, clock: Clock) -> OpenSensor | None:
     def decode(fetched: tuple[bytes, list[list[bytes]]]) -> list[float]:
         now, texts = fetched
         idle_ns = [1000.0 * sum([natural(text, _MOST_US) for text in of_core]) if of_core else NAN for of_core in texts]
-        if now == online:
-            return idle_ns
-        # A core that went offline stops counting idle time: without this it would look busy.
-        up = cores_online(now)
+        # A core that is offline counts no idle time: without this it would look busy.
+        up = up_first if now == online else cores_online(now)
         return [idle if core in up else NAN for core, idle in zip(cores, idle_ns, strict=True)]
 
     channels = tuple(
@@ -91,6 +90,13 @@ def _cpuidle(root: Path, clock: Clock) -> OpenSensor | None:
         for core in cores
     )  # fmt: skip
     return decoded_later(channels, files.fetch, decode, files.close)
+
+
+def _cores_present(root: Path) -> set[int]:
+    """Those online, and those that can come online while the training runs; none where the kernel does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        return cores_online(read_small_file(root / "sys/devices/system/cpu/present"))
+    return set()
 
 
 def _states(folder: Path, core: int) -> list[Path]:
@@ -108,7 +114,7 @@ class _IdleFiles:
         self._online, *files = open_files([folder / "online", *(path for paths in states for path in paths)])
         remaining = iter(files)
         self._files = [[next(remaining) for _ in paths] for paths in states]
-        self._lost, self._look_at_ns = False, 0
+        self._lost, self._look_at_ns = not all(self._files), 0
 
     def fetch(self) -> tuple[bytes, list[list[bytes]]]:
         """Read the files: the cores online, and the idle states of each core; none of one that is lost."""
@@ -164,9 +170,11 @@ def _stat_of_cores(root: Path) -> OpenSensor | NoSensor:
         descriptors = open_files([path])
     except OSError as error:
         return no_sensor_from_error(error, path)
-    size = 128 * ((os.cpu_count() or 1) + 2) + 4096
+    present = _cores_present(root)
+    size = 128 * (max(os.cpu_count() or 1, len(present)) + 2) + 4096
     try:
-        names = list(busy_ticks(os.pread(descriptors[0], size, 0)))
+        up_first = busy_ticks(os.pread(descriptors[0], size, 0))
+        names = sorted({*up_first, *(b"cpu%d" % core for core in present)}, key=lambda name: int(name[3:]))
     except (OSError, ValueError, IndexError) as error:
         close_files(descriptors)
         return NoSensor("failed", f"{path}: {error}")

@@ -95,6 +95,7 @@ def discover_hwmon(root: Path, target: Target) -> OpenSensor | NoSensor:
         lambda: close_device_files(every_file),
         # What a read of it takes when it is awake is not known.
         blocking=any(isinstance(file, CardFile) and file.asleep for file in every_file),
+        unread=tuple(refused),
     )
 
 
@@ -253,24 +254,25 @@ def discover_ina238(root: Path, target: Target) -> OpenSensor | NoSensor:
     if not folders:
         return NoSensor("absent", f"{root / 'sys/class/hwmon'}: no INA238 (the board supply of a Jetson Thor)")
     files = [_files(folder) for folder in folders]
-    try:
-        descriptors = [open_files(paths) for paths in files]
-    except OSError as error:
-        remedy = f"sudo chmod a+r {' '.join(str(path) for paths in files for path in paths)}"
-        return no_sensor_from_error(error, error.filename or folders[0], remedy)
+    remedy = f"sudo chmod a+r {' '.join(str(path) for paths in files for path in paths)}"
+    opened: list[tuple[Channel, list[int]]] = []
+    refused: list[NoSensor] = []
+    for number, (folder, paths) in enumerate(zip(folders, files, strict=True), start=1):
+        try:
+            opened.append((_ina238_channel(_rail(root, folder, number), folder, paths), open_files(paths)))
+        except OSError as error:
+            refused.append(no_sensor_from_error(error, error.filename or folder, remedy))
+    if not opened:
+        return refused[0]
 
     def read() -> list[float]:
-        return nan_for_failed_reads([read_watts(chip) for chip in descriptors])
+        return nan_for_failed_reads([read_watts(chip) for _, chip in opened])
 
     def close() -> None:
-        for chip in descriptors:
+        for _, chip in opened:
             close_files(chip)
 
-    channels = tuple(
-        _ina238_channel(_rail(root, folder, number), folder, paths)
-        for number, (folder, paths) in enumerate(zip(folders, files, strict=True), start=1)
-    )
-    return OpenSensor(channels, read, close)
+    return OpenSensor(tuple(channel for channel, _ in opened), read, close, unread=tuple(refused))
 
 
 def read_watts(chip: list[int]) -> float | OSError:
@@ -335,7 +337,9 @@ def discover_temperatures(root: Path, target: Target) -> OpenSensor | NoSensor:
         return refused[0]
     files = [file for _, files in opened for file in files]
     channels = tuple(_temperature_channel(chip_input) for chip_input, _ in opened)
-    return OpenSensor(channels, partial(_read_celsius, files), lambda: close_device_files(files), _EVERY_NS)
+    return OpenSensor(
+        channels, partial(_read_celsius, files), lambda: close_device_files(files), _EVERY_NS, unread=tuple(refused)
+    )
 
 
 def find_temperature_inputs(folder: Path) -> list[ChipInput]:

@@ -287,14 +287,11 @@ def _accuracy_chart_over(cost: str) -> Callable[[Mapping[str, pl.DataFrame], int
         x = alt.X("cost:Q", axis=axis(rows["title"][0]))
         y = alt.Y("percent:Q", axis=axis("accuracy, %"))
         line = alt.Chart(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, order="step:Q")
-        bars = alt.Chart(_last_points(rows)).mark_rule(opacity=0.7).encode(x=x, y="low:Q", y2="high:Q", color=colour)
+        last_points = rows.filter(pl.col("step") == pl.col("step").max().over("way")).drop_nulls("low")
+        bars = alt.Chart(last_points).mark_rule(opacity=0.7).encode(x=x, y="low:Q", y2="high:Q", color=colour)
         return alt.layer(line, bars).properties(width=plot_width(width), height=_PARTIAL_HEIGHT)
 
     return draw
-
-
-def _last_points(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.filter(pl.col("step") == pl.col("step").max().over("way")).drop_nulls("low")
 
 
 def _savings(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
@@ -360,7 +357,8 @@ def _forest(rows: pl.DataFrame, width: int) -> Any:
     colours = alt.Scale(domain=kinds, range=[LIGHT[_GAIN_COLOURS[kind]] for kind in kinds])
     y = alt.Y("change:N", sort=order, axis=axis("", grid=False, labelLimit=_CHANGE_WIDTH, minExtent=_CHANGE_WIDTH))
     # A change that is many times slower would leave no room for the others.
-    scale = alt.Scale(domain=[max(-60.0, _lower_axis_limit(rows)), max(5.0, _axis_limit(rows))], clamp=True)
+    lows, highs = ([*rows[column].drop_nulls(), *rows["gain"].drop_nulls()] for column in ("low", "high"))
+    scale = alt.Scale(domain=[max(-60.0, min([-5.0, *lows])), min(100.0, max([5.0, *highs]))], clamp=True)
     x = axis("gain, %", format=".0f")
     colour = alt.Color("kind:N", scale=colours)
     points = alt.Chart(rows).mark_point(filled=True, size=70).encode(
@@ -377,14 +375,6 @@ def _forest(rows: pl.DataFrame, width: int) -> Any:
     return alt.layer(zero, rules, points).properties(
         width=plot_width(width, _CHANGE_WIDTH + 40), height=_CHANGE_ROW * len(rows)
     )
-
-
-def _lower_axis_limit(rows: pl.DataFrame) -> float:
-    return min([-5.0, *(float(value) for value in (*rows["low"], *rows["gain"]) if value is not None)])
-
-
-def _axis_limit(rows: pl.DataFrame) -> float:
-    return min(100.0, max([5.0, *(float(value) for value in (*rows["high"], *rows["gain"]) if value is not None)]))
 
 
 def _losses(rows: pl.DataFrame, width: int) -> Any:

@@ -80,7 +80,11 @@ class Excerpt:
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """Warnings, gaps and losses in the time of the chosen steps."""
-        return [event for event in self.run.events if self._covers_time(int(event.get("t_ns", 0)))]
+        return [
+            event
+            for event in self.run.events
+            if self.whole or self.span_ns is None or self.span_ns[0] <= int(event.get("t_ns", 0)) <= self.span_ns[1]
+        ]
 
     @property
     def span_ns(self) -> tuple[int, int] | None:
@@ -102,9 +106,6 @@ class Excerpt:
         if self.whole or self.span_ns is None:
             return frame
         return frame.filter((pl.col(end) >= self.span_ns[0]) & (pl.col(begin) <= self.span_ns[1]))
-
-    def _covers_time(self, t_ns: int) -> bool:
-        return self.whole or self.span_ns is None or self.span_ns[0] <= t_ns <= self.span_ns[1]
 
 
 def excerpt(run: Run, chosen: str = "all") -> Excerpt:
@@ -251,7 +252,8 @@ def plan_export(run: str | Path | Run, to: str, steps: str = "all", out: Path | 
     """Return what will be written where; UnknownName or UsageError before anything is."""
     kind, source = exports.find_export(to), open_run(run)
     part = excerpt(source, steps)
-    target = _target_path(source, out, f"export-{to}{_file_name_suffix(steps)}{kind.SUFFIX}", bool(kind.SUFFIX))
+    which = "" if steps == "all" else f"-{steps.replace(':', '-')}"  # two choices of steps do not overwrite each other
+    target = _target_path(source, out, f"export-{to}{which}{kind.SUFFIX}", bool(kind.SUFFIX))
     if not kind.SUFFIX and (target / "run.json").exists():
         raise UsageError(f"--out {target}: a run lies there, whose tables would be replaced", "choose another folder")
     return ExportPlan(kind, part, target)
@@ -282,8 +284,3 @@ def _target_path(run: Run, out: Path | None, name: str, is_file: bool) -> Path:
     if out is None:
         return run.path / name
     return out / name if is_file and out.is_dir() else out
-
-
-def _file_name_suffix(steps: str) -> str:
-    """Part of the file name, so that two choices of steps do not overwrite each other."""
-    return "" if steps == "all" else f"-{steps.replace(':', '-')}"

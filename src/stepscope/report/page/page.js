@@ -11,15 +11,15 @@ const make = (tag, attributes = {}, ...children) => {
   return node;
 };
 
-/* A value in the prefix that keeps it short, with three digits. */
+/* A value in the prefix that keeps it short, with three digits: as units.py writes it. */
 const PREFIXES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "u"], [1e-9, "n"]];
 function spoken(value, unit) {
   if (value === null || value === undefined) return "-";
   if (unit === "1") return (100 * value).toFixed(value < 1 ? 1 : 0) + " %";
-  const digits = (number) => number.toLocaleString("en", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
+  const digits = (number) => number.toLocaleString("en", { maximumSignificantDigits: 3 });
   if (value === 0) return unit === "ns" ? "0 ms" : "0 " + unit;
   if (unit === "ns") return spoken(value / 1e9, "s");
-  const [scale, prefix] = PREFIXES.find(([size]) => Math.abs(value) >= size) || PREFIXES[PREFIXES.length - 1];
+  const [scale, prefix] = PREFIXES.find(([size]) => Math.abs(value) >= 0.9995 * size) || PREFIXES[PREFIXES.length - 1];
   return digits(value / scale) + " " + prefix + unit;
 }
 /* One choice of layers for the whole page: the list and the timeline both follow it. null: none is chosen. */

@@ -46,13 +46,15 @@ def build(run: Run) -> Section:
     kinds = run.energy(by="kind")
     rail = main_rail(kinds)
     if rail is None or kinds["joules_per_step"].is_null().all():
-        return Section(_why_no_energy(kinds) if run.rails.lines else "")
+        why = "this method has nothing to attribute" if kinds.is_empty() else str(kinds["reason"][0])
+        return Section(why if run.rails.lines else "")
     wholes = run.energy(by="component").filter(pl.col("joules_per_step").is_not_null())
     rails = [rail, *(name for name in wholes["rail"].to_list() if name != rail)]
     kinds = kinds.filter(pl.col("joules_per_step").is_not_null())
     batch = _samples_per_step(run)
     parts: list[Part] = [_components(wholes)]
-    parts.append(_table("energy-kinds", "Operator", _by_rail(kinds, rails), batch, len(rails) > 1))
+    by_rail = [row for rail in rails for row in kinds.filter(pl.col("rail") == rail).iter_rows(named=True)]
+    parts.append(_table("energy-kinds", "Operator", by_rail, batch, len(rails) > 1))
     modules = run.energy(by="module").filter(pl.col("joules_per_step").is_not_null() & (pl.col("rail") != rail))
     if len(modules):
         parts.append(_modules(modules, rails[1:], batch))
@@ -69,20 +71,11 @@ def _opening_sentence(run: Run) -> str:
     return f"{marked}Joules a step by {METHOD_LABELS[run.attribution]}, with 95 % CIs.{exact}"
 
 
-def _why_no_energy(kinds: pl.DataFrame) -> str:
-    return "this method has nothing to attribute" if kinds.is_empty() else str(kinds["reason"][0])
-
-
 def _samples_per_step(run: Run) -> float | None:
     rows = run.energy_totals().filter(pl.col("joules_per_sample") > 0)
     if rows.is_empty():
         return None
     return float(rows["joules_per_step"][0]) / float(rows["joules_per_sample"][0])
-
-
-def _by_rail(kinds: pl.DataFrame, rails: list[str]) -> list[dict[str, Any]]:
-    """Rows rail by rail, the device's own first."""
-    return [row for rail in rails for row in kinds.filter(pl.col("rail") == rail).iter_rows(named=True)]
 
 
 def _table(name: str, first: str, rows: list[dict[str, Any]], batch: float | None, several: bool) -> Table:

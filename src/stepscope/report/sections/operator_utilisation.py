@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from stepscope.report.page.parts import Section
-from stepscope.report.table import Cell, Column, Row, Table, percent_bar_column, text_column, verdict_column
+from stepscope.report.table import Cell, Column, Table, percent_bar_column, text_column, verdict_column
 from stepscope.units import amount, interval, page_name
 
 if TYPE_CHECKING:
@@ -19,7 +19,11 @@ ORDER = 37
 _MOST_ROWS = 300
 _COLUMNS = (
     text_column("Operator", "name", page_name),
-    Column("Of", False, of=lambda row: _device_and_quantity(row)),
+    Column(
+        "Of",
+        False,
+        of=lambda row: "CPU" if row["quantity"] == "cpu" else f"{row['scope']} {row['quantity'].replace('_', ' ')}",
+    ),
     Column("While it runs", of=lambda row: Cell(amount(row["mean"], row["unit"]), row["mean"])),
     Column("95 % CI", of=lambda row: Cell(interval(row["low"], row["high"], row["unit"]), row["low"])),
     percent_bar_column("Share", "share", meaning="Of all that was used in the steps"),
@@ -44,7 +48,3 @@ def build(run: Run) -> Section:
     lede = "CPU utilisation of the process in cores, and shares of GPU and memory controller, while each operator ran."
     parts = (Table.from_rows("use-of-ops", _COLUMNS, ordered.head(_MOST_ROWS).iter_rows(named=True)),)
     return Section(f"{lede} By the same regression as the energy.", parts, closed=True)
-
-
-def _device_and_quantity(row: Row) -> str:
-    return "CPU" if row["quantity"] == "cpu" else f"{row['scope']} {row['quantity'].replace('_', ' ')}"

@@ -107,7 +107,8 @@ def headlines(run: Run) -> Iterator[KeyFigure]:
     """The few numbers that answer how fast and at what cost."""
     rows = headline(run)
     metrics = {row.metric for row in rows}
-    unknown = [KeyFigure("Energy per step", NOT_MEASURED, note=_why_no_energy(run))]
+    why = "no power in the import" if run.meta.get("imported") else "see `stepscope doctor`"
+    unknown = [KeyFigure("Energy per step", NOT_MEASURED, note=why)]
     unknown = [] if "energy_per_step" in metrics or not len(run.steps) else unknown
     for row in rows:
         note = row.note if row.metric in ("temperature", "accuracy", "throughput") else ""
@@ -118,10 +119,6 @@ def headlines(run: Run) -> Iterator[KeyFigure]:
         ends = interval_of_value(row.value, row.low, row.high, row.unit)
         yield KeyFigure(label, amount(row.value, row.unit), ends, note, row.kind)
     yield from unknown
-
-
-def _why_no_energy(run: Run) -> str:
-    return "no power in the import" if run.meta.get("imported") else "see `stepscope doctor`"
 
 
 def _memory_fit_sentence(run: Run) -> str:

@@ -85,16 +85,14 @@ def _value_text(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return " × ".join(map(str, value)) if key.endswith("shape") else _list_text(value)
+        if key.endswith("shape"):
+            return " × ".join(map(str, value))
+        return "; ".join(_entry_text(item) if isinstance(item, dict) else _value_text("", item) for item in value)
     if isinstance(value, int | float) and key.endswith("_ns"):
         return duration(value)
     if isinstance(value, int | float) and key.endswith("bytes"):
         return bytes_(value)
     return number(value) if isinstance(value, float) else str(value)
-
-
-def _list_text(value: list[Any]) -> str:
-    return "; ".join(_entry_text(item) if isinstance(item, dict) else _value_text("", item) for item in value)
 
 
 def _entry_text(item: dict[str, Any]) -> str:
