@@ -83,6 +83,7 @@ def test_where_nobody_can_be_asked_a_run_is_not_removed_and_the_way_is_said(
         (["list", "--since", "yesterday"], 2, "not a date"),
         (["list", "--where", "nonsense("], 2, "--where"),
         (["list", "--timeout", "0"], 2, "above 0 s"),
+        (["verify", "--timeout", "nan"], 2, "above 0 s"),
         (["pull", "x", "--max-size", "much"], 2, "not an amount of memory"),
         (["list", "--store", "nosuchthing://x"], 2, "not a store address"),
     ],

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,63 @@ def test_of_two_pushes_at_once_the_tags_of_both_stay(
     monkeypatch.setattr(Store, "write", write_beside)
     store.push(opened, [run], ["mine"])
     assert store.listed(opened)["tags"].to_list() == [["mine", "rival"]]
+
+
+@pytest.mark.parametrize("rival_writes_first", [True, False])
+def test_a_tag_that_is_dropped_while_another_is_added_stays_dropped_and_that_one_added(
+    rival_writes_first: bool, opened: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(opened, [run], ["kept", "old"])
+    write = Store.write
+    rivals = [("new",)]
+
+    def write_beside(self: Store, path: str, content: bytes) -> None:
+        if path.startswith(manifests.FOLDER) and rivals:
+            added = rivals.pop()
+            if rival_writes_first:
+                store.tag(opened, [run.name], add=added)
+            else:  # it has read the manifest already, and writes its own once ours is done
+                name, before = manifests.find(opened, run.name)
+                write(self, path, content)
+                store.transfer.save_manifest(opened, manifests.with_tags(before, added, ()), before, [name])
+                return
+        write(self, path, content)
+
+    monkeypatch.setattr(Store, "write", write_beside)
+    assert store.tag(opened, [run.name], drop=["old"]) == {run.name: ("kept", "new")}
+    assert store.listed(opened)["tags"].to_list() == [["kept", "new"]]
+    assert manifests.find(opened, run.name)[1].tags == ("kept", "new")
+
+
+def test_a_file_is_in_its_place_when_it_is_whole(local: Store, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    before = files_of(Path(local.root))
+    path = next(name for name in before if name.endswith("run.json"))
+
+    def breaks_off() -> Iterator[bytes]:
+        yield b"half"
+        assert files_of(Path(local.root)).items() >= before.items()
+        raise StoreError("the network is gone")
+
+    with pytest.raises(StoreError, match="network"):
+        local.send(path, breaks_off())
+    assert files_of(Path(local.root)) == before
+
+
+def test_what_a_killed_push_left_in_the_folder_of_a_run_is_no_damage_and_is_collected(
+    local: Store, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    before = files_of(Path(local.root))
+    folder = next(Path(local.root).glob("runs/*/*"))
+    (folder / ".steps.rows.1f.77.part").write_bytes(b"half")
+    assert store.verify(local)[0].wrong == {}
+    assert store.collect(local).too_young == (f"runs/{run.name}/{folder.name}/.steps.rows.1f.77.part",)
+    assert store.collect(local, 0.0).bytes == 4
+    assert {**files_of(Path(local.root)), "index.parquet": b""} == {**before, "index.parquet": b""}
 
 
 def test_pushing_a_run_twice_leaves_one_and_says_so(opened: Store, tmp_path: Path) -> None:
@@ -671,6 +729,10 @@ def test_pulling_twice_is_harmless_and_other_content_is_never_overwritten(local:
     (pulled / "notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(OutputNotWritable, match="other content"):
         store.pull(local, [run.name], tmp_path / "pulled")
+
+
+def test_a_store_that_may_take_for_ever_is_waited_for_as_long_as_the_system_can() -> None:
+    assert call_with_timeout(math.inf, lambda: 3, "s3://bucket") == 3
 
 
 def test_a_store_that_does_not_answer_is_said_in_time() -> None:

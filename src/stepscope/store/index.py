@@ -81,6 +81,7 @@ COLUMNS: dict[str, Any] = {
     **{"bytes": pl.Int64, "files": pl.Int64, "pushed_s": pl.Float64, "digest": pl.String},
     **{"revision": pl.Int64, "folder": pl.String, "manifest": pl.String},
 }
+_NOTHING = {**dict.fromkeys(COLUMNS), "tags": list[str]()}  # of a run that says nothing of itself
 _MOST_INDEX_BYTES = 1 << 30
 _MOST_TEXT = 2000  # characters
 
@@ -101,22 +102,12 @@ def runs(store: Store) -> pl.DataFrame:
     refused: dict[str, StoreError] = {}
     frame = pl.concat([current, rows_of(read_manifests(store, unread, refused))]) if unread else current
     if refused:  # what one manifest says costs no run of another
-        rows = [
-            {
-                **dict.fromkeys(COLUMNS),
-                "id": run_id_of_file_name(name),
-                "tags": list[str](),
-                "status": UNREADABLE,
-            }
-            | {"revision": -1, "manifest": name}
-            for name in refused
-        ]
+        unreadable = {**_NOTHING, "status": UNREADABLE, "revision": -1}
+        rows = [{**unreadable, "id": run_id_of_file_name(name), "manifest": name} for name in refused]
         frame = pl.concat([frame, pl.DataFrame(rows, schema=COLUMNS)])
-    return (
-        frame.sort("revision", descending=True).unique("id", keep="first")
-        if frame["id"].is_duplicated().any()
-        else frame
-    )
+    if not frame["id"].is_duplicated().any():
+        return frame
+    return frame.sort("revision", descending=True).unique("id", keep="first")
 
 
 def rows_of(manifests: Mapping[str, Manifest]) -> pl.DataFrame:
@@ -189,9 +180,8 @@ def _plain_folder(root: Path, address: str) -> pl.DataFrame:
     if readers:
         ended = {name: row for name, row in rows.items() if row[1]["status"] != "running"}
         write_cached_rows("stores", root, made_by, ended)
-    nothing = {**dict.fromkeys(COLUMNS), "tags": list[str]()}
-    frame = [{**nothing, **rows[name][1], "folder": name} for name in sorted(rows)]
-    frame += [{**nothing, "id": name, "status": UNREADABLE, "folder": name} for name in damaged]
+    frame = [{**_NOTHING, **rows[name][1], "folder": name} for name in sorted(rows)]
+    frame += [{**_NOTHING, "id": name, "status": UNREADABLE, "folder": name} for name in damaged]
     return pl.DataFrame(frame, schema=COLUMNS, orient="row", strict=False)
 
 

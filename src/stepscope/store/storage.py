@@ -21,6 +21,7 @@ from stepscope.files import atomic_write, sync
 
 CHUNK_BYTES = 8 << 20
 TIMEOUT_S = 30.0
+PART = ".part"  # ends the hidden name of a file that is being written
 _LOCAL = {"file", "local"}
 T = TypeVar("T")
 
@@ -93,18 +94,23 @@ class Store:
         self._call_with_timeout(lambda: _replace(Path(self.full_path(path)), data), path)
 
     def send(self, path: str, pieces: Iterator[bytes]) -> None:
-        """Write a file from pieces."""
+        """Write a file from pieces; a folder of this machine gets it by renaming, an object store as one object."""
         self._make_parent(path)
-        file = self._call_with_timeout(lambda: self.fs.open(self.full_path(path), "wb"), path)
+        folder, name = posixpath.split(self.full_path(path))
+        part = f".{name}.{time.monotonic_ns():x}.{os.getpid()}{PART}" if self.is_local else name
+        file = self._call_with_timeout(lambda: self.fs.open(posixpath.join(folder, part), "wb"), path)
         try:
             for piece in pieces:
                 self._call_with_timeout(lambda: file.write(piece), path)  # noqa: B023
+            self._call_with_timeout(file.close, path)
+            if self.is_local:
+                self._call_with_timeout(lambda: _put_in_place(Path(folder, part), Path(folder, name)), path)
         except BaseException:
             _discard_partial_file(file)
+            if self.is_local:
+                with contextlib.suppress(OSError, StoreError):
+                    self._call_with_timeout(Path(folder, part).unlink, path)
             raise
-        self._call_with_timeout(file.close, path)
-        if self.is_local:
-            self._call_with_timeout(lambda: sync(Path(self.full_path(path))), path)
 
     def list_folder(self, folder: str, prefix: str = "") -> list[str]:
         """Names of what lies in a folder and begins so, without links; empty where there is none."""
@@ -186,7 +192,7 @@ class Store:
 
 def open_store(address: str | Path, timeout_s: float = TIMEOUT_S) -> Store:
     """The store behind a folder or an address such as s3://bucket/runs; nothing is written yet."""
-    if timeout_s <= 0:
+    if not timeout_s > 0:
         raise UsageError("the time limit of a store must be above 0 s", "for example --timeout 30")
     try:
         fsspec = importlib.import_module("fsspec.core")
@@ -222,7 +228,7 @@ def call_with_timeout(seconds: float, call: Callable[[], T], what: str) -> T:
 
     thread = threading.Thread(target=ask, daemon=True, name="stepscope-store")
     thread.start()
-    thread.join(seconds)
+    thread.join(min(seconds, threading.TIMEOUT_MAX))
     if answers:
         return answers[0]
     if not failures:
@@ -242,10 +248,7 @@ def call_with_timeout(seconds: float, call: Callable[[], T], what: str) -> T:
 
 
 def _discard_partial_file(file: Any) -> None:
-    """Give up a file that is half written: no object comes of it where the store can tell.
-
-    In a plain folder what was written stays; nothing names it, and the next push writes it anew.
-    """
+    """Give up a file that is half written: no object comes of it where the store can tell."""
     discard = getattr(file, "discard", None)
     if discard is not None and not getattr(file, "autocommit", False):
         discard()
@@ -277,6 +280,11 @@ def _walk_files(start: str) -> dict[str, dict[str, Any]]:
             if not stat.S_ISDIR(about.st_mode):
                 files[path] = {"size": about.st_size, "mtime": about.st_mtime}
     return files
+
+
+def _put_in_place(part: Path, path: Path) -> None:
+    sync(part)
+    part.replace(path)
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -129,16 +129,17 @@ def _push_redacted(store: Store, run: RunReader, tags: tuple[str, ...]) -> Pushe
         _send_files(store, run.path, new)
     if not _is_complete(store, new):
         raise StoreError(f"files of '{run.id}' were removed while it was pushed", "push it again")
-    save_manifest(store, new, names)
+    save_manifest(store, new, stored, names)
     return Pushed(run.id, "pushed" if stored is None else "replaced", new.bytes)
 
 
-def save_manifest(store: Store, manifest: Manifest, older: Iterable[str]) -> None:
-    """Write a manifest, and then remove those that it replaces; of two that are written at once, the tags of both stay.
+def save_manifest(store: Store, manifest: Manifest, base: Manifest | None, older: Iterable[str]) -> Manifest:
+    """Write a manifest, and then remove those that it replaces; return what is there in the end.
 
-    Raises StoreFails where others go on changing it.
+    Of changes to `base` that are made at once the tags that any of them adds are there, and those that any drops gone.
+    Raises StoreUnavailable where others go on changing it.
     """
-    replaced = set(older)
+    replaced, base_tags = set(older), set(() if base is None else base.tags)
     for _ in range(_MOST_MERGES):
         name, content = manifests.to_file(manifest)
         store.write(f"{FOLDER}/{name}", content)
@@ -148,13 +149,14 @@ def save_manifest(store: Store, manifest: Manifest, older: Iterable[str]) -> Non
         rivals = [
             rival
             for rival in read_manifests(store, meanwhile, {}).values()
-            if rival.digest == manifest.digest
-            and rival.revision >= manifest.revision  # an older one is what is replaced
+            if rival.revision >= manifest.revision  # an older one is what is replaced
         ]
-        if all(set(rival.tags) <= set(manifest.tags) for rival in rivals):
-            return
-        newest = max([manifest, *rivals], key=lambda entry: entry.revision)
-        manifest = manifests.with_tags(newest, [tag for rival in (manifest, *rivals) for tag in rival.tags], ())
+        if all((rival.tags, rival.digest) == (manifest.tags, manifest.digest) for rival in rivals):
+            return manifest
+        versions = [set(version.tags) for version in (manifest, *rivals)]
+        newest = max([manifest, *rivals], key=lambda entry: (entry.revision, entry.pushed_s))
+        dropped = set().union(*(base_tags - version for version in versions))
+        manifest = manifests.with_tags(newest, base_tags.union(*versions), dropped)
         replaced = {name, *meanwhile}
     raise StoreUnavailable(f"'{manifest.id}' is being changed by others all the time", "try again when they have ended")
 
@@ -333,7 +335,7 @@ def tag(
     try:
         for run_id, (name, manifest) in stored.items():
             if changed[run_id].tags != manifest.tags:
-                save_manifest(store, changed[run_id], [name])
+                changed[run_id] = save_manifest(store, changed[run_id], manifest, [name])
     finally:
         write_index(store)
     return {run_id: manifest.tags for run_id, manifest in changed.items()}

@@ -19,7 +19,7 @@ from stepscope.store.manifest import (
     refuse_no_store,
     run_id_of,
 )
-from stepscope.store.storage import RefusedFile, Store
+from stepscope.store.storage import PART, RefusedFile, Store
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _verified(store: Store, run_id: str) -> Verified:
         return Verified(run_id, 0, 0, {FOLDER: str(error)})
     sizes = store.sizes(manifest.folder)
     named = {file.path for file in manifest.files}
-    wrong = dict.fromkeys(sorted(sizes.keys() - named), "no manifest names it")
+    wrong = {path: "no manifest names it" for path in sorted(sizes.keys() - named) if not path.endswith(PART)}
     for file in manifest.files:
         if (damage := _damage_of_file(store, f"{manifest.folder}/{file.path}", file, sizes.get(file.path))) is not None:
             wrong[file.path] = damage
@@ -98,6 +98,12 @@ class Collected:
     runs: int  # that the index has afterwards
 
 
+def _half_written(store: Store, folder: str) -> dict[str, int]:
+    """Return what pushes that were killed left beside the files of a run, with their sizes."""
+    sizes = store.sizes(folder) if store.is_local else {}  # elsewhere a file is there as a whole, or not at all
+    return {f"{folder}/{path}": size for path, size in sizes.items() if path.endswith(PART)}
+
+
 def collect(store: Store, older_than_s: float = DAY_S, dry_run: bool = False) -> Collected:
     """Remove what no manifest names and nobody has written to for `older_than_s`: a push may still be going on."""
     names = manifest_names(store)
@@ -114,18 +120,19 @@ def collect(store: Store, older_than_s: float = DAY_S, dry_run: bool = False) ->
         if (by_name[name].revision < latest[by_name[name].id] if name in by_name else run_id_of(name) in latest)
     ]
     named = {entry.folder for entry in by_name.values() if entry.revision == latest[entry.id]}
-    removed, young, freed = [f"{FOLDER}/{name}" for name in stale], [], 0
+    removed, young, freed = [f"{FOLDER}/{name}" for name in stale], list[str](), 0
     for run_id in set(store.list_folder("runs")) - protected:
         for content in store.list_folder(f"runs/{run_id}"):
             folder = f"runs/{run_id}/{content}"
-            if folder in named or _OURS.fullmatch(content) is None:
+            if _OURS.fullmatch(content) is None:
                 continue
-            age_s = store.age_s(folder)
-            if older_than_s > 0 and (age_s is None or age_s < older_than_s):
-                young.append(folder)
+            sizes = {folder: sum(store.sizes(folder).values())} if folder not in named else _half_written(store, folder)
+            age_s = store.age_s(folder) if sizes else None
+            if sizes and older_than_s > 0 and (age_s is None or age_s < older_than_s):
+                young += sizes
                 continue
-            removed.append(folder)
-            freed += sum(store.sizes(folder).values())
+            removed += sizes
+            freed += sum(sizes.values())
     if dry_run:
         return Collected(tuple(removed), freed, tuple(young), len(latest))
     changed = set(map(run_id_of, set(store.list_folder(FOLDER)) - set(names)))  # tagged or pushed meanwhile
