@@ -21,10 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stepscope.experiments.engine.sweep_points import Grid, SweepPoint, WorkloadEntry
+from stepscope.experiments.fleet.agent import running_pid
 from stepscope.experiments.fleet.devices import down, up
 from stepscope.experiments.fleet.gatherer import Device
 from stepscope.experiments.fleet.hosts import Hosts, read_hosts, scheduler_of_hosts
-from stepscope.experiments.fleet.processes import running_pid
 from stepscope.experiments.fleet.scheduling import FleetCallbacks, FleetFolder, run_fleet_sweep
 from stepscope.experiments.suite.rules import RunRules
 

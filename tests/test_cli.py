@@ -311,6 +311,15 @@ def test_what_the_code_of_a_workload_raises_is_no_fault_of_ours(
     assert str(Path(stepscope.__file__).parent) not in shown
 
 
+def test_an_exit_within_the_code_of_the_user_is_an_error_that_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leaves = _compiled("import sys\ndef leave(name):\n    sys.exit(0)\n", str(tmp_path / "mine.py"))["leave"]
+    monkeypatch.setattr("stepscope.workloads.refuse_unknown", leaves)
+    assert _exit_code("run", "lenet") == 1
+    assert f"sys.exit(0) in {tmp_path / 'mine.py'}, line 3 ended this command" in capsys.readouterr().err
+
+
 HOOK, WRONG_SHAPE = (f"def {name}(layer, x):\n    return layer(x)\n" for name in ("call", "loss"))
 
 

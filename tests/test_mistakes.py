@@ -39,6 +39,8 @@ MISTAKES = (
     Mistake("run mymodel", 2, "unknown workload 'mymodel'", "stepscope workloads lists"),
     Mistake("run .", 2, "'.' is a folder, not a script", "name the script in it"),
     Mistake("fit no_such", 2, "unknown workload 'no_such'", "a script of yours: train.py"),
+    Mistake("fit trian.py", 2, "there is no script 'trian.py'", "did you mean train.py?"),
+    Mistake("fit folder.py", 2, "'folder.py' is a folder, not a script", "name the script in it"),
     Mistake("fit train.py:model", 2, "there is no module 'train.py' here", "train:model"),
     Mistake("fit mine:model", 2, "there is no module 'mine' here", "run in the folder of its file"),
     Mistake("run nomod:training", 2, "there is no module 'nomod' here", "run in the folder of its file"),
@@ -52,6 +54,10 @@ MISTAKES = (
     Mistake("run lenet --step 10", 2, "has no option --step", "did you mean --steps"),
     Mistake("run --batch train.py", 2, "needs TARGET", "'train.py' was taken as the value of --batch"),
     Mistake("run --steps 10 train.py", 2, "--steps: of a workload only", "its own arguments after its name"),
+    Mistake("run python train.py --epochs 1", 2, "without 'python'", "stepscope run train.py --epochs 1"),
+    Mistake(
+        "run torchrun --nproc_per_node 2 train.py", 2, "without 'torchrun'", "run -m torch.distributed.run --nproc"
+    ),
     Mistake("run lenet extra", 2, "a workload takes no arguments of its own: extra", "stepscope run -h"),
     Mistake("figure --form pdf", 2, "has no option --form", "did you mean --format?"),
     Mistake("report last --htm", 2, "has no option --htm", "did you mean --html"),
@@ -107,6 +113,7 @@ MISTAKES = (
     Mistake("import notes.txt", 2, "'notes.txt' has an unknown format", "torch-profiler"),
     Mistake("import empty.log", 2, "'empty.log' is empty", "once something has been written"),
     Mistake("import notes.txt --shift 1e10", 2, "--shift 1e10: must be 4e+09 or less", "--shift"),
+    Mistake("import notes.txt --interval 1e300", 2, "--interval 1e300: must be 4e+09 or less", "--interval 100ms"),
     Mistake("import energy.csv --power-column energy_wh", 2, "the unit 'wh' of the column 'power' is not known", "csv"),
     Mistake("import spring.csv --kind meter-csv", 2, "'4.5.26 10.00' is not a known time format", "meter-csv"),
     Mistake("live nowhere", 4, "no run at 'nowhere'", "--wait"),
@@ -126,6 +133,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("train.py", "notes.txt", "taken"):
         (place / name).write_text("print(1)\n", encoding="utf-8")
     (place / "empty.log").touch()
+    (place / "folder.py").mkdir()
     (place / "energy.csv").write_text("time,energy_wh\n1,0.1\n2,0.2\n3,0.3\n", encoding="utf-8")
     (place / "spring.csv").write_text("time,power\n4.5.26 10.00,5.0\n4.5.26 10.01,5.1\n", encoding="utf-8")
     return place

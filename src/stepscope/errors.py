@@ -19,6 +19,7 @@ StepscopeError                  1
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -49,9 +50,18 @@ class UnknownName(UsageError):
 def script_not_found_error(target: str, noun: str = "script") -> UsageError:
     """Return the refusal of a script that is not there, with the one beside it whose name is alike."""
     path = Path(target)
+    if path.is_dir():
+        return UsageError(f"'{target}' is a folder, not a {noun}", "name the script in it, or a workload")
     near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.py")], n=1)
     hint = f"did you mean {path.with_name(near[0])}?" if near else None
     return UsageError(f"there is no {noun} '{target}'", hint or "give the path of a script, or a workload's name")
+
+
+def exit_error(error: SystemExit) -> StepscopeError:
+    """Return the refusal in place of an exit of the user's code, which would end the command without a word."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    called = f"sys.exit({'' if error.code is None else repr(error.code)}) in {last.filename}, line {last.lineno}"
+    return StepscopeError(f"{called} ended this command", "let the code raise an error instead, or go on")
 
 
 _MOST_NAMES = 24  # of a list in a hint: more is read by nobody

@@ -144,6 +144,14 @@ def sync(path: Path) -> None:
         os.close(file)
 
 
+def size_of(path: Path) -> int:
+    """Return the size of a file, bytes; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of the content of a file that may be larger than memory."""
     digest = hashlib.sha256()

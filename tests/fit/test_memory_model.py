@@ -53,7 +53,7 @@ def test_any_text_is_an_amount_or_a_refusal(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "board"),
     [("tx2", "jetson_tx2"), ("Jetson TX2", "jetson_tx2"), ("orin-nano", "jetson_orin_nano"), ("rpi5", "raspberry_pi_5"),
-     ("Pi 4", "raspberry_pi_4"), ("agx_orin", "jetson_agx_orin")],
+     ("Pi 4", "raspberry_pi_4"), ("agx_orin", "jetson_agx_orin"), ("nano", "jetson_nano")],
 )  # fmt: skip
 def test_a_board_is_known_by_the_names_that_people_use(name: str, board: str) -> None:
     assert limits.board_named(name).name == board

@@ -281,3 +281,37 @@ if __name__ == "__main__":
     assert "other processes that train as the first one does: each takes as much again" in spawned
     (missed,) = followed(tmp_path, monkeypatch, body.format("train(0)")).missed
     assert missed.startswith("what comes after 1 updates: it starts a process by 'spawn'")
+
+
+def test_a_model_that_is_traced_at_the_end_is_followed_as_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+model.eval()
+traced = torch.jit.trace(model, torch.zeros(2000, 100))
+traced.save("traced.pt")
+with torch.no_grad():
+    right = (traced(torch.zeros(3000, 100)).argmax(1) == 1).sum().item()
+"""
+    watched = followed(tmp_path, monkeypatch, LOOP + body)
+    assert watched.stopped is None
+    assert watched.missed == ("what torch.jit.trace makes of it",)
+    assert not watched.rest_unknown
+    assert any(storage.shape == "3000x200" for storage in watched.log.storages)
+    assert not (tmp_path / "traced.pt").exists()
+
+
+def test_layers_that_get_their_sizes_from_the_first_batch_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+model = nn.Sequential(nn.LazyConv1d(4, 3), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(10))
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(40):
+    update(torch.randn(8, 2, 50), torch.zeros(8, dtype=torch.long))
+assert model[3].in_features == 4 * 48
+"""
+    watched = followed(tmp_path, monkeypatch, body)
+    assert (watched.stopped, watched.missed) == (None, ())
+    weights = {storage.shape for storage in watched.log.storages if storage.category == "parameter"}
+    assert {"10x192", "4x2x3"} <= weights

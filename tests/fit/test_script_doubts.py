@@ -45,7 +45,7 @@ def test_conditions_that_are_worked_out_of_the_rounds_are_followed(
 @pytest.mark.parametrize(
     ("lists", "told"),
     [
-        ("lengths = [8] * 500 + [2000] + [8] * 500", True),
+        ("import numpy as np\nlengths = np.array([8] * 500 + [2000] + [8] * 500)", True),
         ("texts = ['a b'] * 500 + ['a b' * 50] + ['a b'] * 500\nlengths = [8] * 1001", True),
         ("lengths = [8] * 1001", False),
         ("order = list(range(1001))[::-1]\nlengths = torch.full((1001,), 8).tolist()", False),

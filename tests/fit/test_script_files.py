@@ -26,6 +26,7 @@ from stepscope.errors import StepscopeError
 from stepscope.footprint import script_files, script_overlay
 from stepscope.footprint.script import dry_run_script
 from stepscope.footprint.script_files import make_restorer
+from stepscope.footprint.script_programs import first_acting_program
 from stepscope.footprint.script_progress import Progress
 from stepscope.record.dry.storage_log import StorageLog, nothing_hidden, peak_of
 
@@ -437,6 +438,64 @@ for command in ("ls\\nsudo -n poweroff", "echo `shutdown now`", ["sed", "-i", "s
     others = ["sed", "own", "find", Path(sys.executable).name]
     assert unfollowed == ["shutdown", "poweroff", "git", "nvidia-smi", "mail", *others]
     assert not (tmp_path / "made").exists()
+
+
+def test_a_script_goes_on_behind_programs_that_posix_spawn_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").write_bytes(BEFORE)
+    body = """
+import os, shutil
+for words in (["rm", "mine"], ["uname", "-s"]):
+    pid = os.posix_spawn(shutil.which(words[0]), words, os.environ)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+written = [(os.POSIX_SPAWN_OPEN, 1, "mine", os.O_WRONLY | os.O_TRUNC, 0o600)]
+os.waitpid(os.posix_spawnp("echo", ["echo"], os.environ, file_actions=written), 0)
+"""
+    watched = followed(tmp_path, monkeypatch, body + TWO)
+    assert watched.stopped is None
+    assert [line.split("'")[1] for line in watched.missed] == ["rm", ">"]
+    assert (tmp_path / "mine").read_bytes() == BEFORE
+
+
+ANSWERING = """
+    git rev-parse HEAD; git -C . describe --tags --dirty; git config user.name; git config --get remote.origin.url
+    git branch --show-current; git log -1 --format=%H; git -c safe.directory=* status --porcelain; git stash list
+    nvidia-smi; nvidia-smi --query-gpu=name,memory.total --format=csv,noheader; nvidia-smi topo -m; date +%s; git tag
+    date -d now; hostname -f; stty size 2>/dev/null; echo "on $(date) at home"; /sbin/ldconfig -p | grep cuda
+    gcc --version
+    cat /proc/cpuinfo | grep name 2>&1; ls >/dev/null 2>&1; echo late >&2; (git --version); ld -t -o /dev/null -lc
+"""
+ACTING = """
+    git config user.name me; git config --unset user.name; git branch new; git branch --list -D old; git stash
+    git log --output=mine; git diff --outp mine; git -c alias.x=!rm x; git mine; git update-ref HEAD x; git tag -d v1
+    nvidia-smi --power-limit=100; nvidia-smi -q -f mine; nvidia-smi mig -cgi 9; rocm-smi --setfan 3; date -s 10:00
+    hostname new; stty -echo; ldconfig; gcc -v a.c; cc -o prog a.c; sysctl -w a=1; sysctl vm.x=1; file -C -m mine
+    sort -o mine mine; tar -xf mine; echo>mine; echo &>> mine; (echo a)>mine; ls 2>mine; echo >| mine; echo > /dev/sda
+    echo "$(rm mine)"; echo "`rm mine`"; echo "$(cat "$(rm mine)")"; $PROGRAM; ls | tee mine; sudo A=1 rm mine
+"""
+
+
+def _lines_of(lines: str) -> list[str]:
+    return [line.strip() for line in lines.replace("\n", ";").split(";") if line.strip()]
+
+
+@pytest.mark.parametrize("line", _lines_of(ANSWERING))
+def test_a_program_that_is_asked_something_is_run(line: str) -> None:
+    assert first_acting_program(line) is None
+    assert first_acting_program(["sh", "-c", line]) is None
+
+
+@pytest.mark.parametrize("line", _lines_of(ACTING))
+def test_a_program_that_answers_is_not_run_with_words_by_which_it_writes_or_sets(line: str) -> None:
+    assert first_acting_program(line) is not None
+    assert first_acting_program([line]) is not None  # with shell=True
+
+
+def test_what_is_run_in_place_of_the_first_word_counts() -> None:
+    assert first_acting_program(["ls"], "/bin/rm") == "rm"
+    assert first_acting_program(["ls"], b"/bin/ls") is None
+    assert first_acting_program("") is None
 
 
 @pytest.mark.parametrize(

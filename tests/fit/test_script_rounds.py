@@ -58,15 +58,15 @@ train(100, {flag})
 @pytest.mark.parametrize(
     ("body", "is_named"),
     [
-        ("sizes = {{e: 8 for e in range(100)}} | {{50: {0}}}\nfor e in range(100):\n update(*data[: sizes[e]])", True),
+        ("sizes = {{e: [8] for e in range(100)}} | {{50: [{0}]}}\n"
+         "for e in range(100):\n update(*data[: sizes[e][0]])", True),
         ("sizes = {{50: {0}}}\nfor e in range(100):\n update(*data[: sizes.get(e, 8)])", True),
-        ("sizes = [8] * 50 + [{0}] + [8] * 49\ndef train(e):\n update(*data[: sizes[e]])\n"
-         "for e in range(100):\n train(e)", True),
+        ("sizes = [(8, 1)] * 50 + [({0}, 1)] + [(8, 1)] * 49\ndef train(e):\n size, _ = sizes[e]\n"
+         " update(*data[:size])\nfor e in range(100):\n train(e)", True),
         ("import numpy as np\nsizes = np.array([8] * 50 + [{0}] + [8] * 49)\n"
          "for e in range(100):\n update(*data[: int(sizes[e])])", True),
-        ("sizes = (8, {0}, 9)\nfor e in range(99):\n update(*data[: sizes[e // 33]])", True),
-        ("from bisect import bisect\nsizes, ends = (8, {0}, 9), [33, 66]\nfor e in range(99):\n"
-         " update(*data[: sizes[bisect(ends, e)]])", True),
+        ("from bisect import bisect\nfor e in range(99):\n"
+         " update(*data[: [(8,), ({0},), (9,)][bisect([33, 66], e)][0]])", True),
         ("order = [n * 7 % 101 for n in range(101)]\nfor e in range(101):\n order[e]\n update(*data[:{0}])", False),
     ],
 )  # fmt: skip
@@ -77,6 +77,40 @@ def test_larger_sizes_that_omitted_rounds_look_up_are_told(
     assert any("whose data are larger" in words for words in watched.missed) is is_named
     watched = followed(tmp_path, monkeypatch, f"{body.format(8)}\n")
     assert watched.missed == ()
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for e in range(101):\n update(*data[: 8 << (e % 50 // 4)])",
+        "base = 4\nfor e in range(101):\n phase = e % 50 // 4\n size = base * 2 * 2**phase\n update(*data[:size])",
+        "class args: base = 8\ndef size_of(epoch, of):\n return int(of * 2 ** (epoch % 50 // 4))\n"
+        "def train(epoch, base):\n for k in range(2):\n  update(*data[: size_of(epoch, of=base)])\n"
+        "def main():\n for e in range(101):\n  train(e, args.base)\nmain()",
+        "sizes = {e: 8 for e in range(100)} | {50: 5000}\nfor e in range(100):\n update(*data[: sizes[e]])",
+        "sizes = [8] * 50 + [5000] + [8] * 49\ndef train(e):\n update(*data[: sizes[e]])\n"
+        "for e in range(100):\n train(e)",
+        "sizes = (8, 5000, 9)\nfor e in range(99):\n update(*data[: sizes[e // 33]])",
+        "from bisect import bisect\nfor e in range(99):\n update(*data[: [8, 5000, 9][bisect([33, 66], e)]])",
+        "from bisect import bisect\nsizes, ends = (8, 5000, 9), [33, 66]\nfor e in range(99):\n"
+        " update(*data[: sizes[bisect(ends, e)]])",
+        "for e in range(101):\n update(*data[len(data) - (8 << (e % 50 // 4)) :])",
+    ],
+)
+def test_the_rounds_with_the_largest_sizes_that_are_worked_out_or_looked_up_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    watched = followed(tmp_path, monkeypatch, f"{loop}\n")
+    assert most(watched) > 8_000_000  # B: of all samples at once; of the first eight it is a quarter
+    assert watched.missed == ()
+
+
+def test_what_is_no_number_is_not_computed_with_to_know_later_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = "weight = torch.ones(3)\nfor e in range(5000):\n update(*data[:8])\n scale = weight * (e % 900)\n"
+    watched = followed(tmp_path, monkeypatch, loop)
+    assert watched.log.ops < 500
 
 
 SOURCE = """

@@ -308,3 +308,16 @@ def test_a_batch_that_small_ones_say_too_much_of_is_measured_itself(monkeypatch:
     job = job_of(model, torch.optim.SGD(model.parameters()), lambda n: torch.randn(n, 256), squares)
     line = batch_line.measure_batch(job, 512, None)
     assert line.large[0] == 512
+
+
+def test_a_model_whose_layers_have_no_sizes_yet_has_a_dry_run_and_gets_none_by_it() -> None:
+    model = nn.Sequential(nn.LazyConv1d(4, 3), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def batch(samples: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(samples, 2, 50), torch.zeros(samples, dtype=torch.long)
+
+    log = dry_run(job_of(model, optimizer, batch, nn.CrossEntropyLoss()), 8).log
+    weights = {storage.shape for storage in log.storages if storage.category == "parameter"}
+    assert {"10x192", "4x2x3"} <= weights
+    assert model[3].in_features == 0

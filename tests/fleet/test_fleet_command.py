@@ -17,12 +17,15 @@ from tests.fleet.small_fleets import fleet_folder, written_hosts
 from tests.patience import HANG_S
 
 from stepscope.api.study import fleet_progress
-from stepscope.errors import UsageError
+from stepscope.errors import UnknownName, UsageError
+from stepscope.experiments.engine.folder import SweepFolder
+from stepscope.experiments.fleet import scheduling
+from stepscope.experiments.fleet.agent import running_pid
 from stepscope.experiments.fleet.devices import down, up
 from stepscope.experiments.fleet.gatherer import Device
 from stepscope.experiments.fleet.hosts import read_hosts
-from stepscope.experiments.fleet.processes import running_pid
 from stepscope.experiments.fleet.scheduling import FleetFolder
+from stepscope.experiments.suite import SuiteRun
 
 asyncssh = pytest.importorskip("asyncssh")
 
@@ -79,6 +82,20 @@ def test_a_folder_takes_one_fleet_of_sweeps(tmp_path: Path) -> None:
         FleetFolder.create(tmp_path / "lab", ["a"], plan, [])
     with pytest.raises(UsageError, match="no sweep of a fleet"):
         FleetFolder(tmp_path)
+
+
+def test_a_sweep_goes_on_with_the_boards_that_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fleet_folder(tmp_path / "s", ["pi", "nano"], "ok")
+    monkeypatch.setattr(scheduling, "find_entries", lambda names: [])
+    monkeypatch.setattr(SweepFolder, "refuse_changes", lambda self, now: None)
+    resumed = scheduling.resume_fleet(SuiteRun(fleet="hosts.toml", resume=True, boards=("nano",)), folder.path)
+    assert list(resumed.boards) == ["nano"]
+    assert list(FleetFolder(folder.path).boards) == ["pi", "nano"]
+    with pytest.raises(UnknownName, match="unknown board 'nanno'") as refused:
+        scheduling.resume_fleet(SuiteRun(fleet="hosts.toml", resume=True, boards=("nanno",)), folder.path)
+    assert "did you mean nano" in str(refused.value.hint)
+    with pytest.raises(UsageError, match="goes on as it was begun"):
+        scheduling.resume_fleet(SuiteRun(fleet="hosts.toml", resume=True, batch=(4,)), folder.path)
 
 
 @pytest.mark.parametrize("live", [True, False])

@@ -14,9 +14,9 @@ from tests.fleet.small_fleets import written_hosts
 from tests.patience import until
 
 from stepscope.errors import UsageError
+from stepscope.experiments.fleet.agent import running_pid, stop_process
 from stepscope.experiments.fleet.devices import down, up
 from stepscope.experiments.fleet.hosts import Hosts, read_hosts
-from stepscope.experiments.fleet.processes import running_pid, stop_process
 
 pytest.importorskip("asyncssh")
 

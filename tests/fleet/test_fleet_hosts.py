@@ -52,6 +52,7 @@ def test_every_connection_is_tls(tmp_path: Path) -> None:
         (LOCAL + 'address = "x"', "either an address or local"),
         (LOCAL + "cores = 3", "nothing is known of cores"),
         (LOCAL + 'ssh_port = "22"', "ssh_port = '22' is of the wrong kind"),
+        (LAN + REMOTE + "ssh_port = 99999", "ssh_port 99999: not between 1 and 65535"),
         (LOCAL + "environment = { A = 1 }", "environment holds more than text"),
         (REMOTE, "pi-1 cannot reach a scheduler at 127.0.0.1"),
         ("[fleet]\nport = 0\n" + LOCAL, "port 0"),
@@ -59,6 +60,8 @@ def test_every_connection_is_tls(tmp_path: Path) -> None:
         ("[fleet]\nport = true\n" + LOCAL, "wrong kind"),
         ("[fleet]\nforget_after_s = 0\n" + LOCAL, "less than 1 s"),
         ("[fleet]\nalone_s = 0\n" + LOCAL, "not above 0 s"),
+        ("[fleet]\nforget_after_s = nan\n" + LOCAL, "less than 1 s"),
+        ("[fleet]\nalone_s = nan\n" + LOCAL, "not above 0 s"),
         ("[fleet]\nspeed = 1\n" + LOCAL, "nothing is known of speed"),
     ],
 )

@@ -11,7 +11,14 @@ import pytest
 from tests.fleet.small_fleets import fleet_of, written_hosts
 
 from stepscope.errors import UsageError
-from stepscope.experiments.fleet.agent import start_worker, stop_worker
+from stepscope.experiments.fleet.agent import (
+    hold_folder,
+    publish_state,
+    read_state,
+    running_pid,
+    start_worker,
+    stop_worker,
+)
 from stepscope.experiments.fleet.certificates import (
     CA,
     CERTIFICATE,
@@ -26,7 +33,6 @@ from stepscope.experiments.fleet.certificates import (
 )
 from stepscope.experiments.fleet.devices import query_device_states, up
 from stepscope.experiments.fleet.hosts import read_hosts, scheduler_of_hosts
-from stepscope.experiments.fleet.processes import hold_folder, publish_state, read_state, running_pid
 from stepscope.experiments.fleet.worker import FOLDER_VARIABLE, forget_run, remove_old_runs
 
 pytest.importorskip("asyncssh")

@@ -17,6 +17,7 @@ from tests.patience import HANG_S, until
 from stepscope.errors import FleetError, UsageError
 from stepscope.experiments.engine.sweep_points import SweepPoint
 from stepscope.experiments.fleet import gatherer as gatherer_module
+from stepscope.experiments.fleet.agent import running_pid, stop_process
 from stepscope.experiments.fleet.certificates import make_certificates
 from stepscope.experiments.fleet.devices import query_device_states, up
 from stepscope.experiments.fleet.gatherer import Device
@@ -27,7 +28,6 @@ from stepscope.experiments.fleet.hosts import (
     scheduler_address,
     scheduler_of_hosts,
 )
-from stepscope.experiments.fleet.processes import running_pid, stop_process
 from stepscope.experiments.fleet.scheduling import FleetCallbacks, FleetFolder, FleetIncomplete, fleet_results
 from stepscope.runfolder import RunReader
 

@@ -31,12 +31,12 @@ MODULES = (
     "record.profile", "record.recorder", "record.repeated_steps", "record.sample_count", "record.sampler.process",
     "record.sensors", "record.sensors.contract", "record.sensors.number_files", "record.session", "record.settings",
     "record.step_log", "record.steps", "record.torch_hooks", "record.torch_private", "record.torch_recorder",
-    "record.update_rounds", "record.op_windows", "runfolder", "runfolder.computation", "runfolder.parts",
+    "record.update_rounds", "record.op_windows", "runfolder", "runfolder.parts",
     "runfolder.schema", "runfolder.writer",
 )  # fmt: skip
 COMMAND = (  # of `stepscope run`, which starts a script
     "__main__", "api.run_request", "cli._script", "quantities", "record.ceilings",
-    "record.processes.promotion", "record.script", "record.signals", "run_paths", "runfolder.checksums",
+    "record.script", "record.signals", "run_paths", "runfolder.checksums",
     "runfolder.pack", "runfolder.reader", "runfolder.samples", "runfolder.tables",
     "runfolder.thinning", "runfolder.validation",
 )  # fmt: skip

@@ -27,8 +27,7 @@ from stepscope.simulate.boards import BOARDS, Options, parse_board, parse_option
 from stepscope.simulate.chip import RASPBERRY_PI_5, TX2, Activity, ChipScaling, activity, governed_hz
 from stepscope.simulate.marks import FIXED, HOST, IDLE, State, StateLog, StateReader
 from stepscope.simulate.power import PowerTable
-from stepscope.simulate.training_hooks import StateMarker
-from stepscope.simulate.work_estimates import Work, work_of_call, work_of_update
+from stepscope.simulate.training_hooks import StateMarker, Work, work_of_call, work_of_update
 
 CONVOLUTION = State("Conv2d", "forward", "", "", flops=2e9, moved=2e7, kernels=1)
 RECURRENT = State("LSTM", "forward", "", "", flops=4e7, moved=3e7, kernels=64)
@@ -215,8 +214,8 @@ def test_a_recurrent_layer_keeps_the_gpu_busy_only_where_its_cells_are_fused() -
 
 
 def test_launches_that_take_no_time_leave_nothing_to_the_core() -> None:
-    assert doing(RECURRENT, launch_s=1e-9).gpu == 1.0
-    assert doing(RECURRENT, launch_s=1e-9).host < 0.01
+    assert doing(RECURRENT, launch_ns=1).gpu == 1.0
+    assert doing(RECURRENT, launch_ns=1).host < 0.01
 
 
 def test_a_gpu_of_a_hundredth_of_the_speed_is_always_busy() -> None:
@@ -259,8 +258,8 @@ def test_the_named_rails_of_a_computing_tx2_lie_inside_its_total() -> None:
 def test_settings_of_the_chip_can_be_told_in_one_text() -> None:
     name, options = parse_board("jetson-tx2,peak=0.5x,launch=1ms,spread=100%,memory-power=3,ambient=70C,cell=2")
     assert name == "jetson-tx2"
-    changed = parse_options(options).changed
-    assert (changed.peak, changed.launch_s, changed.spread, changed.memory_power) == (0.5, 1e-3, 1.0, 3.0)
+    changed = parse_options(options)
+    assert (changed.peak, changed.launch_ns, changed.spread, changed.memory_power) == (0.5, 1_000_000, 1.0, 3.0)
     assert (parse_options(options).ambient, changed.cell_kernels) == (70, 2)
 
 

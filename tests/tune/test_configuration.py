@@ -22,6 +22,7 @@ from stepscope.experiments.tune import config
 from stepscope.experiments.tune.changes import all_changes
 from stepscope.experiments.tune.config import Config, read_config, refuse_bad_config_path, write_config
 from stepscope.experiments.tune.training import Observer, Targets, facts_of
+from stepscope.record.precision import workload_in_precision
 
 
 def test_a_configuration_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -129,6 +130,22 @@ def test_a_workload_trains_with_it_from_its_second_step_on() -> None:
     assert weight.is_contiguous()
 
 
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_the_changes_of_a_file_lie_above_a_precision(precision: str) -> None:
+    changed = config.apply_to_workload(workloads.find("lenet"), Config(("fused",)))
+    training = workload_in_precision(changed, precision, "cpu").prepare(batch=2)
+    seen = []
+    training.model.register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    training.optimizer.register_step_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    try:
+        for batch, _ in zip(training.batches(), range(2), strict=False):
+            training.step(batch)
+        assert training.optimizer.param_groups[0]["fused"]
+    finally:
+        config._kept.close()
+    assert seen == [True, False] * 2  # forward and loss alone, as without a file
+
+
 PARTS = {"divisible": True, "batch": 4}
 
 
@@ -159,6 +176,7 @@ def test_a_batch_in_parts_is_divided_when_a_workload_trains_with_it() -> None:
         (["mine:training"], "only a step that Stepscope makes itself can be divided"),
         (["lenet", "--batch", "5"], "5 samples are not divisible by 2"),
         (["dcgan-32"], "only a step that Stepscope makes itself can be divided"),
+        (["lenet", "--batch", "4", "--precision", "fp16"], "the loss of fp16 is scaled for a whole batch"),
     ],
 )
 def test_a_batch_that_cannot_be_divided_is_refused_before_anything_is_trained(

@@ -6,9 +6,11 @@ import copy
 import functools
 import logging
 import signal
+import sys
 import threading
 import time
-from collections import deque
+import types
+from collections import UserList, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -137,6 +139,47 @@ class Counting(nn.Module):
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         return self.layer(batch) * self.own.move()  # type: ignore[no-any-return]
+
+
+class Tally:
+    """Counts in its class, as a registry or a shared cache does."""
+
+    steps, seen = 0, list[float]()
+    mean: torch.Tensor
+
+    @classmethod
+    def add(cls, loss: torch.Tensor) -> None:
+        cls.steps += 1
+        cls.seen.append(loss.item())
+        cls.mean = loss.detach()
+
+
+def test_attributes_of_classes_and_of_the_users_modules_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = types.ModuleType("settings_of_a_user")
+    exec("steps, seen = 0, []\ndef note():\n    global noted\n    noted = steps\nnoted = -1", vars(settings))
+    monkeypatch.setitem(sys.modules, settings.__name__, settings)
+    own: Any = settings
+    model, optimizer, step = _loop(Counting())
+
+    def whole(batch: torch.Tensor) -> torch.Tensor:
+        loss = step(batch)
+        Tally.add(loss)
+        own.steps += 1
+        own.seen.append(loss.item())
+        own.latest = loss.item()
+        own.note()
+        return loss
+
+    def state() -> tuple[Any, ...]:
+        seen = Tally.seen, own.seen
+        names = {*vars(settings)} | {*vars(Tally)}
+        return Tally.steps, own.steps, own.noted, *map(tuple, seen), *map(id, seen), names
+
+    before = state()
+    runner_for_loop(whole, [BATCH], Targets((model,), (optimizer,)), (), 1).run_block(["foreach"], 1, 2)
+    assert state() == before
+    whole(BATCH)
+    assert state() != before
 
 
 def test_what_a_step_changes_by_name_is_put_back_as_the_objects_that_it_is() -> None:
@@ -331,9 +374,9 @@ def test_ctrl_c_while_a_block_is_put_back_waits_until_it_is(monkeypatch: pytest.
 
 
 class Heard:
-    """What a class holds is not put back, unlike what is in a step's own lists."""
+    """What an object of a library holds is not put back, unlike what is in a step's own lists."""
 
-    signals: ClassVar[list[int]] = []
+    signals: ClassVar[UserList[int]] = UserList()
 
 
 def test_ctrl_c_within_a_step_is_the_trainings_own_and_a_handler_that_a_step_sets_stays() -> None:

@@ -21,10 +21,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.tune.batch_copies import copy_of_batch
 from stepscope.experiments.tune.block_runner import BlockRunner, LocalTraining, _loader_with, runner_for_loop
 from stepscope.experiments.tune.changes import all_changes, changes_applied
 from stepscope.experiments.tune.child import runner_for_workload
+from stepscope.experiments.tune.loop_protection import copy_of_batch
 from stepscope.experiments.tune.training import Observer, Targets, facts_of
 from stepscope.experiments.tune.training_state import LoaderSampler, State
 

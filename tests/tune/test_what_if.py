@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from stepscope.errors import UsageError
 from stepscope.experiments.tune import TuneRequest, what_if
 from stepscope.experiments.tune.block_runner import BlockRunner
 from stepscope.experiments.tune.delays import LAYER, LOADER, OPTIMIZER, delay_name, delay_of, take_delay_totals
+from stepscope.experiments.tune.pair_statistics import ExperimentStore
 from stepscope.experiments.tune.training import Targets
 from stepscope.experiments.tune.what_if import _COLUMNS, StepPart, WhatIf, judge_parts
 
@@ -56,8 +58,6 @@ class DelayedTraining:
 
 
 def _delays(name: str) -> tuple[float, float]:
-    import json
-
     _, _, forward_ns, backward_ns = json.loads(name.partition("=")[2])
     return forward_ns, backward_ns
 
@@ -98,6 +98,44 @@ def test_the_start_of_the_training_is_none_of_the_time(monkeypatch: pytest.Monke
     experiment = WhatIf(begin, [StepPart("conv1", LAYER, "Conv2d", 0.2)], 30.0)
     experiment.run()
     assert len(experiment.parts[0].waits) > 1
+
+
+def test_an_experiment_goes_on_with_what_was_measured_before_it_was_interrupted() -> None:
+    kept: dict[str, Any] = {}
+    parts = [("conv1", LAYER), ("conv2", LAYER)]
+
+    class Interrupted(DelayedTraining):
+        asked = 0
+
+        def ask(self, limit_s: float, **command: Any) -> dict[str, Any]:
+            self.asked += 1
+            if self.asked == 14:
+                raise KeyboardInterrupt
+            return super().ask(limit_s, **command)
+
+    def experiment(training: DelayedTraining) -> WhatIf:
+        desk = ExperimentStore(kept.__setitem__, json.loads(json.dumps(kept)))
+        return WhatIf(lambda: training, [StepPart(name, kind, "", 0.2) for name, kind in parts], 1e6, desk)
+
+    first = experiment(Interrupted({"conv1": 1.0, "conv2": 0.0}))
+    first.run()
+    before = {part.name: list(part.waits) for part in first.parts}
+    assert first.interrupted
+    assert sum(map(len, before.values())) > 2
+    second = experiment(DelayedTraining({"conv1": 1.0, "conv2": 0.0}))
+    assert second.used > 0
+    second.run()
+    assert all(part.waits[: len(before[part.name])] == before[part.name] for part in second.parts)
+    assert all(part.clear for part in second.parts)
+
+
+@pytest.mark.parametrize(
+    "stored", [7, {"waits": []}, {"waits": ["x"], "delayed": 0}, {"waits": [1.0], "delayed": None}]
+)
+def test_what_a_folder_states_that_cannot_have_been_measured_counts_as_nothing(stored: Any) -> None:
+    desk = ExperimentStore(kept={what_if.STUDY: {"spent_s": "x", "parts": {f"{LAYER} conv1": stored}}})
+    experiment = WhatIf(lambda: DelayedTraining({}), [StepPart("conv1", LAYER, "", 0.2)], 10, desk)
+    assert (experiment.parts[0].waits, experiment.used < 1) == ([], True)
 
 
 def test_a_part_that_is_not_surely_waited_for_is_no_answer() -> None:
@@ -188,7 +226,7 @@ def test_an_interrupted_experiment_ends_with_the_code_of_an_interrupt(
     app.command()(tune)
     ended = CliRunner().invoke(app, ["lenet", "--what-if", "last", "--out", str(tmp_path), "--quiet"])
     assert ended.exit_code == 130
-    assert "interrupted" in ended.output
+    assert "interrupted; go on with" in ended.output
 
 
 def test_on_an_accelerator_it_is_refused_and_the_training_is_closed() -> None:

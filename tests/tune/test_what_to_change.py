@@ -44,6 +44,14 @@ def test_without_a_tune_run_changes_are_named_without_a_gain_and_with_the_comman
     assert not found.tables
 
 
+def test_a_number_format_that_the_training_has_already_is_not_named(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path / "runs", steps=20)
+    for precision, untried in (("float32", True), ("bfloat16", False)):
+        run = Run(path)
+        run.meta["recorder"] = {"flops_by_format": {"cpu": {precision: 9_000, "float64": 10}}}
+        assert ("bf16" in [name for name, _ in what_to_change(run).untried]) is untried
+
+
 @pytest.mark.parametrize("place", ["studies/20260101T000000-tune-it", "within"])
 def test_a_tune_run_of_the_same_training_is_shown(tmp_path: Path, place: str) -> None:
     path = fabricate_run(tmp_path / "runs", steps=20)

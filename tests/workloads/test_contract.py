@@ -295,6 +295,11 @@ def test_a_data_set_that_is_not_here_is_refused_with_how_to_get_it(lenet: Worklo
     assert caught.value.hint == "stepscope data fetch mnist"
 
 
+def test_a_workload_that_names_no_data_set_says_so(lenet: Workload) -> None:
+    with pytest.raises(DataUnavailable, match="its sources are empty"):
+        dataclasses.replace(lenet, sources=()).prepare()
+
+
 def test_a_workload_that_takes_no_data_of_the_users_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no file or folder"):
         workloads.find("autoencoder-640").prepare(data=tmp_path)

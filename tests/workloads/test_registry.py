@@ -100,6 +100,7 @@ def test_a_workload_of_a_file_is_found_by_path_and_name(tmp_path: Path) -> None:
     [
         ("raise RuntimeError('boom')", "RuntimeError: boom", "mend"),
         ("this is no python", "SyntaxError", "mend"),
+        ("import sys\nsys.exit(0)", "SystemExit: 0", "mend"),
         ("NETS = ()", "unknown workload of", "WORKLOADS"),
         (f"{OURS}WORKLOADS = ours[0]", "WORKLOADS is a Workload, and no tuple", "a tuple of them"),
         ("WORKLOADS = ('mine',)", "WORKLOADS holds a str, which is no Workload", "a tuple of them"),

@@ -24,7 +24,7 @@ from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PowerModes, PrecisionSweep, ThreadSweep
 from stepscope.request import REQUIRED, Option, Request, option, refuse_bare_share
 from stepscope.run_paths import NEWEST
-from stepscope.runfolder.computation import PROBED
+from stepscope.runfolder.schema import PROBED
 
 _MOST_SHIFT_S = 4e9  # a clock that counts from 1970, brought to any time that a clock of this century shows
 _LIMIT = Option("", unit="share", bare="%", least=0, most=10, example="5%")
@@ -204,7 +204,7 @@ class ImportRequest(Request):
         0.0, "Seconds to add to the times of the logs.", unit="s", least=-_MOST_SHIFT_S, most=_MOST_SHIFT_S
     )
     started: str | None = option(None, "Start time of a log without dates (tegrastats, a meter).")
-    interval: float | None = option(None, "Interval of that log: 100ms.", unit="s", above=0, example="100ms")
+    interval: float | None = option(None, "Interval of that log: 100ms.", unit="s", above=0, most=4e9, example="100ms")
     time_column: str | None = option(None, "Column of times in a meter's CSV. Default: by name.")
     power_column: str | None = option(None, "Column of power in a meter's CSV. Default: by name.")
 

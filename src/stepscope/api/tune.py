@@ -106,6 +106,7 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> tuple[Finding
     from stepscope.analysis.suggested_changes import refuse_other_training
     from stepscope.experiments.engine.engine import device_name, measured_on
     from stepscope.experiments.engine.folder import StudyFolder
+    from stepscope.experiments.engine.sweep_points import training_file_digests
     from stepscope.experiments.tune.pair_statistics import ExperimentStore
     from stepscope.experiments.tune.process import RestartingTraining
     from stepscope.experiments.tune.what_if import STUDY, WhatIf, judge_parts, parts_of, recorded_facts
@@ -116,11 +117,11 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> tuple[Finding
     request = _as_recorded(request, run.meta)
     orders = {**request.orders(), "facts": {}, "what_if": True}
     settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
-    study_folder = StudyFolder(folder, STUDY, settings, where=measured_on())
+    study_folder = StudyFolder(folder, STUDY, settings, training_file_digests(request.target), measured_on())
     with study_folder.locked(), _progress(progress) as tell:
         experiment = WhatIf(
             lambda: RestartingTraining(orders, folder / "runs" / "0.txt", {}), parts_of(run), 60 * request.minutes,
-            ExperimentStore(tell=tell), recorded_facts(run.meta),
+            ExperimentStore(study_folder.store_result, study_folder.results(), tell), recorded_facts(run.meta),
         )  # fmt: skip
         experiment.run()
     why = "" if ceilings_of(run) else why_no_ceilings(run)
@@ -257,7 +258,7 @@ def _tune_step(
     progress: bool,
     settings: Mapping[str, Any],
 ) -> Findings:
-    from stepscope.experiments.tune.block_runner import LocalTraining, runner_for_loop, sources_of_loop
+    from stepscope.experiments.tune.block_runner import LocalTraining, loop_identity, runner_for_loop
     from stepscope.experiments.tune.changes import refuse_unknown
     from stepscope.experiments.tune.loop_protection import recompiled_after
     from stepscope.experiments.tune.training_state import RandomNumbers
@@ -275,7 +276,7 @@ def _tune_step(
     try:
         with recompiled_after():
             bench = runner_for_loop(step, batches, targets, others, _FIXED)
-            place, sources = LocalTraining(bench), sources_of_loop(step, batches, targets, bench)
+            place, sources = LocalTraining(bench), loop_identity(step, batches, targets, bench)
             folder = tune_path(request, None if out is None else Path(out))
             findings, tuning = _answer(
                 request, lambda changes, facts: place, folder, progress, apart=False, sources=sources

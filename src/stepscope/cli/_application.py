@@ -17,7 +17,7 @@ from typer.main import get_command
 from stepscope import __version__
 from stepscope.cli import Command, command_names, in_panels, load_commands, panel_of
 from stepscope.cli._options import replace_unprintable_output
-from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
+from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError, exit_error
 from stepscope.units import escape_control_characters
 
 # ClickException of click, wherever this version of typer has it.
@@ -98,6 +98,12 @@ def run_command_line(argv: Sequence[str]) -> int:
         if name != "run":  # which may run a script, and sees to it otherwise
             replace_unprintable_output()
         code = get_command(build_app(name)).main(arguments, "stepscope", standalone_mode=False)
+    except SystemExit as error:
+        from stepscope.record.fault_boundary import is_foreign
+
+        if not is_foreign(traceback.extract_tb(error.__traceback__)[-1].filename):
+            raise
+        return report_error(exit_error(error), arguments)
     except (Exception, KeyboardInterrupt) as error:
         return report_error(error, arguments)
     return code if isinstance(code, int) else 0
@@ -113,7 +119,8 @@ def report_error(error: BaseException, arguments: Sequence[str]) -> int:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):  # Ctrl-C, or no to a question
         return INTERRUPTED
     if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
-        return _print_refusal(_missing_extra_error(error.name))
+        hint = f"pip install 'stepscope[{_EXTRAS[error.name]}]'"
+        return _print_refusal(MissingDependency(f"this needs {error.name}, which is not installed", hint))
     return _print_internal_error(error)
 
 
@@ -194,13 +201,6 @@ def _option_value_hint(arguments: Sequence[str]) -> str:
         if option.startswith("--") and value.endswith(".py"):
             return f"'{value}' was taken as the value of {option}"
     return ""
-
-
-def _missing_extra_error(module: str) -> MissingDependency:
-    """The refusal in place of an ImportError, for the libraries that an extra brings."""
-    return MissingDependency(
-        f"this needs {module}, which is not installed", f"pip install 'stepscope[{_EXTRAS[module]}]'"
-    )
 
 
 def _print_refusal(error: StepscopeError) -> int:

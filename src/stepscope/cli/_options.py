@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import difflib
 import functools
 import inspect
 import io
@@ -10,13 +11,15 @@ import json as json_format
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from stepscope import privacy
+from stepscope.cli._script import is_script, print_to_stderr
 from stepscope.errors import UsageError
 from stepscope.request import REQUIRED, Parameter, Request, parameters
 
@@ -109,7 +112,7 @@ def make_command(request: type[Request], act: Callable[..., None], name: str) ->
     def command(**values: Any) -> None:
         extra = {parameter.name: values.pop(parameter.name, parameter.default) for parameter in own}
         act(
-            request.from_settings({field: value for field, value in values.items() if not _is_not_given(value)}, name),
+            request.from_settings({field: value for field, value in values.items() if value not in (None, [])}, name),
             **extra,
         )
 
@@ -144,13 +147,10 @@ def print_wide(*parts: Any, width: int = 120) -> None:
     Console(highlight=False, width=None if has_width else width).print(*parts, sep="\n")
 
 
-def _is_not_given(value: Any) -> bool:
-    return value is None or value == []
-
-
 def _typer_parameter(parameter: Parameter) -> inspect.Parameter:
     """One option or argument, as typer takes it from a signature."""
-    about, listed = parameter.option, parameter.mapping or (parameter.many and _in_pieces(parameter))
+    about = parameter.option
+    listed = parameter.mapping or (parameter.many and (about.argument or about.separate))  # each of many is a word
     default: Any = None if about.stated or about.quick is not None or about.default is None else about.default
     kind: Any = Path if parameter.type is Path else str
     more: dict[str, Any] = {"metavar": _METAVARS[parameter.type]} if _numeric(parameter) else {}
@@ -181,11 +181,48 @@ def _typer_parameter(parameter: Parameter) -> inspect.Parameter:
     )
 
 
-def _in_pieces(parameter: Parameter) -> bool:
-    """Return whether each of many values is a word of its own."""
-    return parameter.option.argument or parameter.option.separate
-
-
 def _numeric(parameter: Parameter) -> bool:
     single = not (parameter.many or parameter.mapping or parameter.option.unit)
     return single and parameter.type in _METAVARS
+
+
+class ScriptCommand(TyperCommand):
+    """Options and values: behind a script those that are not ours are its own, and behind `--` all are."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, and let options pass that are not known where a script takes them."""
+        takes_value = takes_value_by_option(self.params)
+        place = target_index(args, takes_value)
+        takes_words = ctx.allow_extra_args or any(option.name == "arguments" for option in self.params)
+        if takes_words and place < len(args) and is_script(args[place]):
+            ctx.ignore_unknown_options = True
+            _warn_of_mistyped_options(args[place], args[place + 1 :], takes_value)
+        return super().parse_args(ctx, args)
+
+
+def takes_value_by_option(params: Sequence[Any]) -> dict[str, bool]:
+    """Return the options of a command, and whether each takes a value."""
+    return {
+        name: not getattr(option, "is_flag", False)
+        for option in params
+        for name in (*option.opts, *option.secondary_opts)
+        if name.startswith("-")
+    }
+
+
+def target_index(args: Sequence[str], takes_value: Mapping[str, bool]) -> int:
+    """Return where the first word stands that is neither an option nor the value of one."""
+    place = 0
+    while place < len(args) and args[place].startswith("-") and args[place] not in ("--", "-"):
+        place += 2 if takes_value.get(args[place], False) else 1
+    return place
+
+
+def _warn_of_mistyped_options(script: str, arguments: Sequence[str], takes_value: Mapping[str, bool]) -> None:
+    """Say which of the script's options looks like one of ours: a slip of the finger goes to the script in silence."""
+    ours = [name for name in takes_value if name.startswith("--")]
+    for word in arguments[: arguments.index("--") if "--" in arguments else len(arguments)]:
+        name = word.partition("=")[0]
+        near = difflib.get_close_matches(name, ours, n=1, cutoff=0.85) if name.startswith("--") else []
+        if near and name not in takes_value:
+            print_to_stderr(f"{name} is an option of {script}; one of stepscope is {near[0]}")

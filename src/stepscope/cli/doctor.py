@@ -362,7 +362,12 @@ def _draw_responses(observation: Any, profiles: Mapping[str, SensorProfile], pat
     from stepscope.report.charts.sensors import Panel, build_response, write_response
 
     panels = [
-        Panel(_title(channel.id, channel.kind, profiles[channel.id]), "W", readings)
+        Panel(
+            f"{channel.id}: refresh {_refresh_text(profiles[channel.id])}, "
+            f"average: {_averaging_text(channel.kind, profiles[channel.id])}",
+            "W",
+            readings,
+        )
         for channel, readings in power_responses(observation)
         if channel.id in profiles and readings
     ]
@@ -372,7 +377,3 @@ def _draw_responses(observation: Any, profiles: Mapping[str, SensorProfile], pat
         write_response(build_response(panels, load_s, _WIDTH), path)
     except OSError as error:
         raise OutputNotWritable(f"cannot write '{path}': {error.strerror or error}", "choose another file") from error
-
-
-def _title(name: str, kind: str, profile: SensorProfile) -> str:
-    return f"{name}: refresh {_refresh_text(profile)}, average: {_averaging_text(kind, profile)}"

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from stepscope.api.requests import FitRequest
-from stepscope.cli._options import make_command
-from stepscope.cli._script_options import ScriptCommand
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.cli._options import ScriptCommand, make_command
+from stepscope.errors import StepscopeError, UsageError, script_not_found_error
 from stepscope.request import UNITS, is_function
 from stepscope.units import bytes_, percent
 
@@ -171,7 +170,9 @@ def _make_and_prove_plan(
 
 
 def _refuse_unknown(target: str) -> None:
-    """A workload that is none, before anything heavy is imported."""
+    """A workload or script that is none, before anything heavy is imported, or said of it."""
+    if target.endswith(".py") and not Path(target).is_file():
+        raise script_not_found_error(target)
     if ":" not in target and not target.endswith(".py") and not Path(target).exists():
         from stepscope import workloads
 

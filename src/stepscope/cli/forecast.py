@@ -112,7 +112,8 @@ def _follow_run(console: Console, folder: Path | None, request: ForecastRequest)
     update = None
     try:
         for update in follow_forecasts(folder, steps, request.battery, request.carbon):
-            console.print(f"after {update.made} steps: {_forecast_line(update.forecast)}")
+            totals = ", ".join(f"{total.metric} {_amount_text(total)}" for total in update.forecast.totals)
+            console.print(f"after {update.made} steps: {totals}")
     except KeyboardInterrupt:
         if process is not None:
             process.terminate()
@@ -126,10 +127,6 @@ def _follow_run(console: Console, folder: Path | None, request: ForecastRequest)
         raise UsageError("the run ended before 20 steps were measured", "leave out --watch")
     _print_check(console, update.forecast, measured_totals(folder))
     return update.forecast, code
-
-
-def _forecast_line(forecast: Forecast) -> str:
-    return ", ".join(f"{total.metric} {_amount_text(total)}" for total in forecast.totals)
 
 
 def _print_check(console: Console, forecast: Forecast, took: list[Measured]) -> None:

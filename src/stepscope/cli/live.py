@@ -80,14 +80,13 @@ def _find_or_await_run(run: Path, wait: bool) -> Path:
         if str(run) == NEWEST and not run.exists():
             run_folder = wait_for(lambda: newest_running(RUNS), lambda: False)
         else:
-            run_folder = wait_for(lambda: _started_run(run), lambda: False)
+            headers = (run / "run.json", RUNS / run / "run.json")
+            run_folder = wait_for(
+                lambda: next((header.parent for header in headers if header.is_file()), None), lambda: False
+            )
         assert run_folder is not None
         return run_folder
     folder = find_run(run)
     if not (folder / "run.json").is_file():
         raise RunNotFound(f"no run at '{folder}'", "give the folder of a run, or wait for it to begin with --wait")
     return folder
-
-
-def _started_run(run: Path) -> Path | None:
-    return next((folder for folder in (run, RUNS / run) if (folder / "run.json").is_file()), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -13,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from stepscope.api.run_request import RunRequest
-from stepscope.cli._options import make_command, replace_unprintable_output, with_privacy_options
+from stepscope.cli._options import make_command, replace_unprintable_output, takes_value_by_option, with_privacy_options
 from stepscope.cli._script import (
     finish_script,
     is_script,
@@ -26,7 +27,6 @@ from stepscope.cli._script import (
     script_run,
     settings_of,
 )
-from stepscope.cli._script_options import takes_value_by_option
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.request import is_function
 
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 _PACKAGE = str(Path(__file__).parents[1])
 CONTEXT = {"ignore_unknown_options": False, "allow_interspersed_args": True}
+_LAUNCHERS = {  # what people type before a script, and what takes its place here
+    "python": "", "python3": "", "torchrun": "-m torch.distributed.run ",
+    "accelerate launch": "-m accelerate.commands.launch ",
+}  # fmt: skip
 
 
 class PARSER(TyperCommand):
@@ -52,6 +56,7 @@ class PARSER(TyperCommand):
             of_a_module |= args[place] in ("-m", "--module")
             place += 2 if takes_value.get(args[place], False) else 1
         arguments = args[place + 1 :]
+        _refuse_launcher(args[place:])
         if place >= len(args) or args[place] == "--" or not arguments or not (of_a_module or is_script(args[place])):
             return args
         if "--" in arguments and _are_options(arguments[: arguments.index("--")], takes_value):
@@ -60,6 +65,15 @@ class PARSER(TyperCommand):
         if ours and not {"-q", "--quiet"}.intersection(args[:place]):
             print_to_stderr(f"{', '.join(ours)} of {args[place]}: options of stepscope go before the script")
         return [*args[: place + 1], "--", *arguments]
+
+
+def _refuse_launcher(words: Sequence[str]) -> None:
+    """Refuse a command that starts a script, as in `python train.py`: `stepscope run` starts it."""
+    for launcher, place_of_it in _LAUNCHERS.items():
+        count = len(launcher.split())
+        if launcher.split() == list(words[:count]) and not Path(words[0]).exists():
+            hint = f"stepscope run {place_of_it}{shlex.join(words[count:]) or 'train.py'}"
+            raise UsageError(f"stepscope run starts the script itself, without '{launcher}'", hint)
 
 
 def _are_options(words: Sequence[str], takes_value: Mapping[str, bool]) -> bool:
@@ -175,7 +189,7 @@ def _train_workload(request: RunRequest, settings: Settings, quiet: bool, config
     if config is not None:
         from stepscope.experiments.tune.config import apply_to_workload, refuse_no_parts
 
-        refuse_no_parts(config, workload, request.batch)
+        refuse_no_parts(config, workload, request.batch, request.precision)
         workload = apply_to_workload(workload, config)
     steps = request.steps or (100 if request.until_resolved is None else MOST)
     with (

@@ -291,7 +291,5 @@ def _table(frame: pl.DataFrame, most: int) -> None:
     more, simulated = len(frame) - most, len(frame) - frame["simulated"].null_count()
     if simulated:
         typer.echo(f"{plural(simulated, 'run')} with SIMULATED sensors: --json names the boards")
-    typer.echo(
-        ("1 run" if len(frame) == 1 else f"{len(frame):,} runs")
-        + (f", {more:,} of them not shown: --most {len(frame)}" if more > 0 else "")
-    )
+    hidden = f", {more:,} of them not shown: --most {len(frame)}" if more > 0 else ""
+    typer.echo(f"{plural(len(frame), 'run')}{hidden}")

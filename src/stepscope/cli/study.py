@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.api.requests import STUDIES, StudyRequest
-from stepscope.cli._options import make_command, print_wide, with_privacy_options
-from stepscope.cli._script_options import ScriptCommand
+from stepscope.cli._options import ScriptCommand, make_command, print_wide, with_privacy_options
 from stepscope.cli.compare import compare
 from stepscope.errors import UsageError
 from stepscope.experiments.sweeps import PowerModes

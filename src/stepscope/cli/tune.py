@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli._options import make_command, print_wide
-from stepscope.cli._script_options import ScriptCommand
+from stepscope.cli._options import ScriptCommand, make_command, print_wide
 from stepscope.experiments.tune import TuneRequest
 from stepscope.privacy import redact_command_line
 
@@ -59,9 +58,8 @@ def _tune(
         print_wide(*text(findings), width=_PAGE_WIDTH)
     sys.stderr.write(pictures_hint(folder))
     if tuning.interrupted:
-        again = "again" if request.what_if is not None else "go on"
         words = ("stepscope", "tune", *(() if apply is None else ("--apply", str(apply))))
-        sys.stderr.write(f"interrupted; {again} with: {request.command_line(*words, out=folder)}\n")
+        sys.stderr.write(f"interrupted; go on with: {request.command_line(*words, out=folder)}\n")
         raise typer.Exit(_INTERRUPTED)
     if apply is not None and isinstance(tuning, Tuning):
         _write_config(apply, tuning, request)

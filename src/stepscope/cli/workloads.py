@@ -61,7 +61,6 @@ def workloads(
 
 
 def _train_and_print_bands(chosen: list[Workload], json: bool) -> None:
-
     rows = []
     for row in train_and_check_bands(chosen):
         rows.append(row)
@@ -96,8 +95,18 @@ def _table(rows: list[dict[str, Any]], *, exact: bool) -> Any:
 
 def train_and_check_bands(chosen: Iterable[Workload]) -> Iterator[dict[str, Any]]:
     """A row for each as it is trained; `holds` is null where it could not be judged, and `why_not` says why."""
+    from stepscope.workloads._loss_bands import check
+
     for workload in chosen:
-        yield {"name": workload.name, **_loss_band_row(workload)}
+        row: dict[str, Any] = {"name": workload.name, "holds": None, "why_not": workload.no_band}
+        try:
+            if (verdict := check(workload)) is not None:
+                del row["why_not"]
+                row.update({name: getattr(verdict, name) for name in ("holds", "learns", "first", "again", "end")})
+                row.update(vars(verdict.band))
+        except (DataUnavailable, MissingDependency) as error:
+            row["why_not"] = f"{error} ({error.hint})" if error.hint else str(error)
+        yield row
 
 
 def band_text(row: dict[str, Any]) -> str:
@@ -125,16 +134,3 @@ def bands_summary(rows: list[dict[str, Any]]) -> str:
     """Return how many hold, and how many could not be judged."""
     judged = [row["holds"] for row in rows if row["holds"] is not None]
     return f"{sum(judged)} of {len(judged)} bands hold; {len(rows) - len(judged)} not judged"
-
-
-def _loss_band_row(workload: Workload) -> dict[str, Any]:
-    from stepscope.workloads._loss_bands import check
-
-    try:
-        verdict = check(workload)
-    except (DataUnavailable, MissingDependency) as error:
-        return {"holds": None, "why_not": f"{error} ({error.hint})" if error.hint else str(error)}
-    if verdict is None:
-        return {"holds": None, "why_not": workload.no_band}
-    about = {"learns": verdict.learns, "first": verdict.first, "again": verdict.again, "end": verdict.end}
-    return {"holds": verdict.holds, **about, **vars(verdict.band)}

@@ -167,10 +167,6 @@ def main() -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
 
 
-if __name__ == "__main__":
-    main()
-
-
 def parse_metering(
     plugs: Sequence[str] = (),
     commands: Sequence[str] = (),
@@ -192,3 +188,7 @@ def parse_metering(
 
         parse_power_model(power_model)
     return Metering(parse_meters(plugs, commands), power_model, characterise, dither)
+
+
+if __name__ == "__main__":
+    main()

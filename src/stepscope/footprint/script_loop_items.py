@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,31 @@ class FollowedItems:
 
 def _size(item: Any) -> int:
     return sum(math.prod(part.sizes) if part.sizes else part.number or 0 for part in _item_parts(item, short=False))
+
+
+def extreme_rounds(later: range, followed: Sequence[int], numbers: Sequence[Any], most_s: float) -> list[int]:
+    """Return places of those of the later rounds for which a number is larger or smaller than of all that are followed.
+
+    numbers: pairs of a function of the round and one of the variables that it depends on, which are to be numbers too.
+    """
+    places, began = set[int](), time.process_time()
+    for number, variables in numbers:
+        with contextlib.suppress(Exception):  # a variable may have no value yet
+            if not (all(map(_is_of_numbers, variables())) and type(number(followed[0])) is int):
+                continue
+            before, values = [number(item) for item in followed], list[int]()
+            for item in itertools.islice(later, _MOST_COMPARED):
+                if time.process_time() - began > most_s:
+                    return sorted(places)
+                values.append(number(item))
+            places |= {values.index(max(values))} if values and max(values) > max(before) else set()
+            places |= {values.index(min(values))} if values and min(values) < min(before) else set()
+    return sorted(places)
+
+
+def _is_of_numbers(value: Any) -> bool:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+    return all(type(item) in (int, float, bool) for item in items)
 
 
 class RoundLikeness:

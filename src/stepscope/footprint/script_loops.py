@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from stepscope.footprint.script_loaders import next_or_omitted
-from stepscope.footprint.script_loop_items import FollowedItems, Picks, RoundLikeness, is_short
+from stepscope.footprint.script_loop_items import FollowedItems, Picks, RoundLikeness, extreme_rounds, is_short
 from stepscope.footprint.script_progress import Growth, Progress
 from stepscope.footprint.script_rewriter import LoopRewriter
 from stepscope.units import bytes_
@@ -233,8 +233,11 @@ class Loops:
         for number, item in enumerate(source, start):
             yield number + source.omitted, item
 
-    def rounds(self, iterable: Any, number: int) -> Iterator[Any]:
-        """Yield the rounds of a loop that can differ: all, or where it trains or evaluates the first and the last."""
+    def rounds(self, iterable: Any, number: int, *numbers: Any) -> Iterator[Any]:
+        """Yield the rounds of a loop that can differ: all, or where it trains or evaluates the first and the last.
+
+        numbers: what it works out of its round, and may be sizes.
+        """
         source, items = _Source(iterable, self._progress), FollowedItems(is_short(iterable))
         self._runs[number] += 1
         growth = Growth(self._progress, looks=self._runs[number] <= _TRAINED)
@@ -272,7 +275,10 @@ class Loops:
                     break
             else:
                 return
-            yield from self._differing_items(iterable, source, items, growth, idle, number)
+            if isinstance(iterable, range):
+                yield from self._differing_rounds(iterable, growth, idle, number, numbers)
+            else:
+                yield from self._differing_items(iterable, source, items, growth, idle, number)
         finally:
             self._open -= 1
             self._shortened_loops.update([number] if source.omitted else [])
@@ -286,6 +292,20 @@ class Loops:
             self._shortened = False
             self._on_loop_end()
 
+    def _differing_rounds(
+        self, iterable: range, growth: Growth, idle: int, number: int, numbers: Sequence[Any]
+    ) -> Iterator[int]:
+        """Yield of the rest of a range the rounds whose numbers are larger or smaller than all before, and the last."""
+        passed, ends = growth.rounds + idle, self._progress.last_rounds
+        later, last = iterable[passed:][:-ends], iterable[passed:][-ends:]
+        places = extreme_rounds(later, [*iterable[:passed], *last], numbers, _MOST_SKIPPING_S)[:_DIFFERING]
+        for before, place in itertools.pairwise([-1, *places]):
+            self._note_omitted_rounds(place - before - 1, growth, number)
+            with self._progress.allow_extra_updates():
+                yield later[place]
+        self._note_omitted_rounds(len(later) - max([-1, *places]) - 1, growth, number)
+        yield from last
+
     def _differing_items(
         self, iterable: Any, source: _Source, items: FollowedItems, growth: Growth, idle: int, number: int
     ) -> Iterator[Any]:
@@ -294,11 +314,6 @@ class Loops:
         remaining: Iterator[Any] = source
         if isinstance(iterable, (list, tuple)):
             largest = items.follow_largest(iterable[passed:-1])
-        if isinstance(iterable, range):
-            later_rounds, ends = iterable[passed:], self._progress.last_rounds
-            self._note_omitted_rounds(max(0, len(later_rounds) - ends), growth, number)
-            yield from later_rounds[-ends:]
-            return
         previous, last, followed, beyond, began = _NOTHING, next(remaining, _NOTHING), 0, 0, time.process_time()
         for after in itertools.islice(remaining, _MOST_SKIPPED):
             differs = items.differs(last) or last is largest

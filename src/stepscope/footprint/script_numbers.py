@@ -1,6 +1,7 @@
 """Numbers of a script: flags that are worked out of the rounds of a loop and handed on, and those that become sizes.
 
 `train(batch, epoch > 50)`, `trainer.late = epoch > 50`: a branch on such a name depends on the round, wherever it is.
+`size = 32 * (1 + epoch % 8)`: which of the rounds that are omitted have the largest is worked out.
 `k = int(mask.sum())` where `x[:k]` or `make_batch(k)` follows: of a tensor without numbers it is made up, and so is all
 that has its size.
 """
@@ -8,10 +9,18 @@ that has its size.
 from __future__ import annotations
 
 import ast
+import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from stepscope.footprint.script_syntax import call_names, is_worked_out, loop_counters, names_in, origins_of
+from stepscope.footprint.script_syntax import (
+    call_names,
+    is_worked_out,
+    lookup_lambda,
+    loop_counters,
+    names_in,
+    origins_of,
+)
 
 _ROUND = "round"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -237,3 +246,107 @@ def _worked_out_of(value: ast.expr) -> set[str]:
     elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _OF_ONE_NUMBER:
         within = value.args
     return {name for part in within if isinstance(part, ast.expr) for name in _worked_out_of(part)}
+
+
+_COUNTER = "__round__"
+_ARITHMETIC = (ast.Name, ast.Attribute, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
+_PURE = frozenset(("int", "min", "max", "abs", "round", "floor", "ceil", "sqrt", "log2"))
+_OF_CONTAINER = frozenset(("len", "bisect", "bisect_left", "bisect_right"))
+_CALLS_WITHIN = 3  # functions that call functions with such a number
+
+
+def numbers_of_rounds(loop: ast.For, functions: Mapping[str, Function]) -> list[ast.expr]:
+    """Return numbers that a loop, or a function that it calls, works out of its round, as it may choose a size by.
+
+    Each is a pair of functions: the number by the round, and the variables that it depends on besides.
+    """
+    if not isinstance(loop.target, ast.Name):
+        return []
+    first = {loop.target.id: ast.Name(_COUNTER, ast.Load())}
+    numbers = {ast.unparse(number): number for number in _numbers_of(loop.body, first, functions, _CALLS_WITHIN)}
+    variables = (lookup_lambda(f"[{', '.join(_free_variables(number))}]") for number in numbers.values())
+    by_round = (lookup_lambda(number, _COUNTER) for number in numbers)
+    return [ast.Tuple([*pair], ast.Load()) for pair in zip(by_round, variables, strict=True)]
+
+
+def _numbers_of(
+    body: Sequence[ast.stmt], known: Mapping[str, ast.expr], functions: Mapping[str, Function], deep: int
+) -> Iterator[ast.expr]:
+    """Yield expressions in the round; known: what names of the body are, in the round."""
+    parts = [part for statement in body for part in ast.walk(statement)]
+    names, times = dict(known), Counter(_stored_places(parts))
+    assigned = (part for part in parts if not isinstance(part, (ast.AugAssign, ast.For)))
+    for name, value in (pair for part in assigned for pair in _assigned_values(part)):
+        number = _by_round(value, names) if times[name] == 1 else None
+        names |= {} if number is None else {name: number}
+    for candidate in (part for statement in body for part in _arithmetic_in(statement)):
+        number = _by_round(candidate, names)
+        if number is not None and _COUNTER in names_in([number]):
+            yield number
+    for call in (part for part in parts if isinstance(part, ast.Call) and deep):
+        function = functions.get(next(iter(call_names([call]))))
+        if function is None:
+            continue
+        arguments = [
+            *zip(_parameters(function), call.args, strict=False),
+            *((keyword.arg or "", keyword.value) for keyword in call.keywords),
+        ]
+        numbers = {name: number for name, value in arguments if (number := _by_round(value, names)) is not None}
+        if _COUNTER in names_in(numbers.values()):
+            yield from _numbers_of(function.body, numbers, functions, deep - 1)
+
+
+def _arithmetic_in(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the largest expressions that may be sizes: no conditions, texts or keys of items."""
+    if isinstance(node, (ast.BinOp, ast.Call, ast.Subscript)) and _is_arithmetic(node):
+        yield node
+    elif not isinstance(node, (ast.Compare, ast.JoinedStr)):
+        key = node.slice if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Slice) else None
+        for part in ast.iter_child_nodes(node):
+            yield from () if part is key else _arithmetic_in(part)
+
+
+def _is_arithmetic(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        function = ast.unparse(value.func).removeprefix("math.").removeprefix("bisect.")
+        of_container = function in _OF_CONTAINER and bool(value.args) and _is_container(value.args[0])
+        numbers = value.args[of_container:]
+        return (of_container or function in _PURE) and not value.keywords and all(map(_is_arithmetic, numbers))
+    if isinstance(value, ast.Subscript):
+        return _is_container(value.value) and not isinstance(value.slice, ast.Slice) and _is_arithmetic(value.slice)
+    if isinstance(value, ast.Constant):
+        return type(value.value) in (int, float)
+    inner = [part for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr)]
+    return isinstance(value, _ARITHMETIC) and all(map(_is_arithmetic, inner))
+
+
+def _is_container(value: ast.expr) -> bool:
+    """Return whether this is a variable, or a list of numbers."""
+    parts = (value, *value.elts) if isinstance(value, (ast.List, ast.Tuple)) else (value,)
+    return all(isinstance(part, (ast.Name, ast.Attribute, ast.Constant, ast.List, ast.Tuple)) for part in parts)
+
+
+def _by_round(value: ast.expr, names: Mapping[str, ast.expr]) -> ast.expr | None:
+    """Return arithmetic with what its names are in the round; None where it is none."""
+    number = _Substitution(names).visit(copy.deepcopy(value)) if _is_arithmetic(value) else None
+    return number if isinstance(number, ast.expr) else None
+
+
+class _Substitution(ast.NodeTransformer):
+    def __init__(self, names: Mapping[str, ast.expr]) -> None:
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return copy.deepcopy(self._names.get(node.id, node))
+
+
+def _free_variables(number: ast.expr) -> list[str]:
+    """Return where a number is looked up beside the round, as `batch` or `args.batch`; not what only has a length."""
+    if isinstance(number, ast.Call):
+        of_length = ast.unparse(number.func) == "len"
+        return [] if of_length else [place for inner in number.args for place in _free_variables(inner)]
+    if isinstance(number, (ast.Name, ast.Attribute)):
+        place = ast.unparse(number)
+        return [] if place == _COUNTER else [place]
+    inner = (part for part in ast.iter_child_nodes(number) if isinstance(part, ast.expr))
+    return [place for part in inner for place in _free_variables(part)]

@@ -11,11 +11,9 @@ import concurrent.futures
 import contextlib
 import ctypes
 import functools
-import itertools
 import mmap
 import multiprocessing
 import os
-import shlex
 import subprocess
 import sys
 import threading
@@ -28,6 +26,7 @@ from typing import Any
 
 import torch.distributed
 
+from stepscope.footprint.script_programs import first_acting_program
 from stepscope.footprint.script_progress import Progress, resident_bytes, temporary_attribute
 from stepscope.footprint.time_limit import TimeLimitReached
 from stepscope.record.fault_boundary import is_foreign
@@ -35,18 +34,7 @@ from stepscope.units import plural
 
 _PATIENCE_S = 5.0  # for a process that was asked to end
 _MEMORY_UNKNOWN = "what processes take that it starts"
-_ANSWERING = """
-    git nvidia-smi rocm-smi uname hostname whoami date lscpu nproc free df du ls cat echo printf which file stat true
-    false test [ sleep ps pwd cd head tail wc grep cut tr ldconfig gcc cc ld objdump sysctl sw_vers getconf id tty stty
-    lsb_release fc-list
-"""
-_ANSWERING_PROGRAMS = frozenset(_ANSWERING.split())  # they take little, and scripts write down what they answer
-_OF_GIT = "add am apply checkout clean commit fetch gc init merge mv pull push rebase reset restore rm stash switch tag"
-_OF_NVIDIA = "-pl -pm -r -lgc -rgc -lmc -rmc --power-limit --gpu-reset"
-_ACTING_WORDS = {"git": frozenset(_OF_GIT.split()), "nvidia-smi": frozenset(_OF_NVIDIA.split())}  # else these answer
 _WORTH = 30_000_000  # B that a process takes beyond what it was born with, that are worth a word
-_SHELLS = ("sh", "bash", "zsh", "dash")
-_BEFORE_PROGRAMS = frozenset(("sudo", "env", "exec", "nohup", "xargs", "time", "!", "{", "then", "do", "else"))
 _SPAWN = "torch.multiprocessing.spawn"
 _STARTER = "what the process takes that starts the training in another"
 _AS_MUCH_AGAIN = "other processes that train as the first one does: each takes as much again"
@@ -87,15 +75,20 @@ class Processes:
         peak = resident_bytes(at_most=True, process=process) - at_birth
         self._growth.value = max(peak, self._growth.value)
 
-    def _is_refused(self, command: Any) -> bool:
+    def _is_refused(self, command: Any, executable: Any = None) -> bool:
         """Return whether a command is not run, and say so: whatever is not known to do no more than answer."""
         if self._progress.updates == 0 and _starts_itself(command):
             raise TimeLimitReached("it starts itself, or a training, in another process: give fit that one", None)
-        unrun = next((name for name in _programs_of_command(command) if not _only_answers(name, command)), None)
+        unrun = first_acting_program(command, executable)
         if unrun is not None:
             self.refused.append(unrun)
             self._progress.note_missed(f"what {unrun!r} does: programs that may do more than answer are not run")
         return unrun is not None
+
+    def _spawn(self, path: Any, words: Any, environment: Any, **options: Any) -> int:
+        """Start a program as `Popen` does; one whose files or session are set as well is not run."""
+        program = ["true"] if options and self._is_refused([">"]) else list(words)
+        return subprocess.Popen(program, executable=None if options else path, env=environment).pid
 
     @contextlib.contextmanager
     def intercept(self) -> Iterator[None]:
@@ -128,7 +121,8 @@ class Processes:
             plain_end(process)
 
         def run(opened: Any, *arguments: Any, **options: Any) -> None:
-            if self._is_refused(arguments[0] if arguments else options.get("args", ())):
+            executable = options.get("executable", arguments[2] if len(arguments) > 2 else None)
+            if self._is_refused(arguments[0] if arguments else options.get("args", ()), executable):
                 arguments, options = (["true"], *arguments[1:]), {**options, "executable": None}
                 options.pop("args", None)
             plain_program(opened, *arguments, **options)
@@ -136,7 +130,8 @@ class Processes:
 
         try:
             with (
-                temporary_attribute(BaseProcess, "start", start),
+                temporary_attribute(os, "posix_spawn", self._spawn),
+                temporary_attribute(os, "posix_spawnp", self._spawn), temporary_attribute(BaseProcess, "start", start),
                 temporary_attribute(BaseProcess, "_bootstrap", live),
                 temporary_attribute(BaseProcess, "terminate", terminate),
                 temporary_attribute(subprocess.Popen, "__init__", run), self._ranks.intercept(),
@@ -172,46 +167,9 @@ def _starts_itself(command: Any) -> bool:
     return any(name in _LAUNCHERS for name in names[:3]) or (runs_python and Path(sys.argv[0]).name in names)
 
 
-def _only_answers(program: str, command: Any) -> bool:
-    """Return whether a program of a command changes, ends, sends and starts nothing."""
-    words = command if isinstance(command, (list, tuple)) else [command]
-    spoken = {part for word in words for part in os.fsdecode(word).split()}
-    return program in _ANSWERING_PROGRAMS and spoken.isdisjoint(_ACTING_WORDS.get(program, ()))
-
-
 def _shared_number() -> ctypes.c_int64:
     """Return a number that children share with this process."""
     return ctypes.c_int64.from_buffer(mmap.mmap(-1, ctypes.sizeof(ctypes.c_int64)))
-
-
-def _programs_of_command(command: Any) -> list[str]:
-    """Return the programs that a command runs, of lines for the shell too, and ">" where it writes to a file."""
-    if isinstance(command, (str, bytes)):
-        return _programs_of_lines(os.fsdecode(command))
-    words = [os.fsdecode(word) for word in (command if isinstance(command, (list, tuple)) else [command])]
-    if words and Path(words[0]).name in _SHELLS and "-c" in words[:-1]:
-        return _programs_of_lines(words[words.index("-c") + 1])
-    behind = itertools.dropwhile(lambda word: word in _BEFORE_PROGRAMS or word.startswith("-") or "=" in word, words)
-    return [Path(word).name for word in behind][:1]
-
-
-def _programs_of_lines(lines: str) -> list[str]:
-    lexer = shlex.shlex(lines.replace("\n", ";").replace("`", ";"), posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    try:
-        words = list(lexer)
-    except ValueError:  # a quotation without an end
-        return [">"]
-    programs, is_first = [], True
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word in (">", ">>", "&>", ">|") and not following.startswith("/dev/"):
-            programs.append(">")
-        elif not set(word) - set("();|&"):
-            is_first = True
-        elif is_first and word not in _BEFORE_PROGRAMS and not ("=" in word or word.startswith("-")):
-            programs.append(Path(word).name)
-            is_first = False
-    return programs
 
 
 def _wait_for_end(started: Any, within_s: float) -> bool:

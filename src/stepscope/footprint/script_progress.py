@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from stepscope.record.dry.storage_log import StorageLog
 from stepscope.record.fault_boundary import is_foreign
@@ -178,7 +181,7 @@ def temporary_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def note_compiled_models(progress: Progress) -> Iterator[None]:
-    """Say where a model is compiled: it is followed as it is written, and kernels that are generated are not."""
+    """Say where a model is compiled or traced: it is followed as it is written, kernels that are generated are not."""
 
     def watched(plain: Callable[..., Any]) -> Callable[..., Any]:
         def compiled(*arguments: Any, **options: Any) -> Any:
@@ -189,6 +192,31 @@ def note_compiled_models(progress: Progress) -> Iterator[None]:
 
         return compiled
 
+    def trace(plain: Callable[..., Any], func: Any, example_inputs: Any = None, *more: Any, **options: Any) -> Any:
+        inputs = example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+        if not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(inputs)):
+            return plain(func, example_inputs, *more, **options)
+        progress.note_missed("what torch.jit.trace makes of it")
+        func(*inputs)
+        with torch.no_grad():  # it compares what both give
+            _both = func(*inputs), func(*inputs)
+        return _Traced(func)
+
     of_models = temporary_attribute(torch.nn.Module, "compile", watched(torch.nn.Module.compile))
-    with temporary_attribute(torch, "compile", watched(torch.compile)), of_models:
+    traces = temporary_attribute(torch.jit, "trace", functools.partial(trace, torch.jit.trace))
+    with temporary_attribute(torch, "compile", watched(torch.compile)), of_models, traces:
         yield
+
+
+class _Traced(torch.nn.Module):
+    """A model in the place of what torch.jit.trace makes of it: a trace has no sizes of tensors without numbers."""
+
+    def __init__(self, traced: Callable[..., Any]) -> None:
+        super().__init__()
+        self.traced = traced
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.traced(*inputs)
+
+    def save(self, file: Any, **_options: Any) -> None:
+        torch.save(self.state_dict(), file)

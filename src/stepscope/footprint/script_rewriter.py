@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import copy
 import functools
 import threading
 import types
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepscope.footprint.script_numbers import Flags, changing_names, lines_of_sizes
+from stepscope.footprint.script_numbers import Flags, changing_names, lines_of_sizes, numbers_of_rounds
 from stepscope.footprint.script_syntax import (
     LEAVING,
     MatchesToBranches,
@@ -68,6 +69,7 @@ class LoopRewriter(ast.NodeTransformer):
         self.places: list[str] = []  # of each loop: its line, and its file where that is not the script's
         self._called: list[set[str]] = []  # by each
         self._functions: dict[str, set[str]] = {}  # of the script: names of what they call
+        self._definitions: dict[str, ast.FunctionDef] = {}  # of this source, as they were written
         self.branches: list[_Branch] = []
         self.picks: list[_Pick] = []
         self.flags = Flags()
@@ -86,6 +88,8 @@ class LoopRewriter(ast.NodeTransformer):
         self._file = f" of {Path(path).name}" * of_module
         tree = MatchesToBranches().visit(ast.parse(source, path))
         self.flags.read(tree)
+        functions = (part for part in ast.walk(tree) if isinstance(part, ast.FunctionDef))
+        self._definitions = {function.name: copy.deepcopy(function) for function in functions}
         self._changing = changing_names(tree)
         self.size_lines.update((path, line) for line in lines_of_sizes(tree))
         return compile(ast.fix_missing_locations(self.visit(tree)), path, "exec", dont_inherit=True)
@@ -102,8 +106,9 @@ class LoopRewriter(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> ast.For:
         """Return the loop over the rounds that are followed."""
+        numbers = numbers_of_rounds(node, self._definitions)  # as it was written
         number = self._visit_loop(node)
-        node.iter = ast.copy_location(_call("rounds", node.iter, ast.Constant(number)), node.iter)
+        node.iter = ast.copy_location(_call("rounds", node.iter, ast.Constant(number), *numbers), node.iter)
         return node
 
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
@@ -314,7 +319,7 @@ def _as_list(visited: Any) -> list[ast.stmt]:
 
 # What transformed code calls, of `Loops`, and what it does in other threads.
 _PLAIN: dict[str, Callable[..., Any]] = {
-    "rounds": lambda iterable, _number: iterable,
+    "rounds": lambda iterable, _number, *_numbers: iterable,
     "begin": lambda _number: None,
     "goes_on": lambda _number: True,
     "note_test": lambda _number, test, *_values, **_steady: test,

@@ -72,9 +72,10 @@ def _looking_up(names: set[str]) -> ast.expr:
     return ast.Tuple([lookup_lambda(name) for name in sorted(names)], ast.Load())
 
 
-def lookup_lambda(name: str) -> ast.expr:
+def lookup_lambda(name: str, *parameters: str) -> ast.expr:
     """Return what looks up a variable, or what an object holds, when it is called: it may have no value yet."""
-    return ast.Lambda(ast.arguments([], [], None, [], [], None, []), ast.parse(name, mode="eval").body)
+    arguments = ast.arguments([], [ast.arg(parameter) for parameter in parameters], None, [], [], None, [])
+    return ast.Lambda(arguments, ast.parse(name, mode="eval").body)
 
 
 def _aliased_variables(value: ast.expr) -> Iterator[str]:
@@ -148,11 +149,13 @@ def _adds_to(name: str, value: ast.expr) -> bool:
 
 
 def is_worked_out(value: ast.expr) -> bool:
-    """Return whether a value is worked out of names and numbers alone, of lengths, and of what is looked up by them."""
+    """Return whether a value is worked out of names, numbers and lists of them, lengths, and of what is looked up."""
     parts = list(ast.walk(value))
     calls = [part for part in parts if isinstance(part, ast.Call)]
     plain = (*_PLAIN_PARTS, ast.Compare, ast.BoolOp, ast.IfExp, ast.cmpop, ast.boolop, ast.Call, ast.Subscript)
-    return all(isinstance(part, plain) for part in parts) and call_names(calls) <= _OF_NUMBERS
+    lists = (part for part in parts if isinstance(part, (ast.List, ast.Tuple)))
+    of_numbers = {id(part) for part in lists if all(isinstance(item, ast.Constant) for item in part.elts)}
+    return all(isinstance(part, plain) or id(part) in of_numbers for part in parts) and call_names(calls) <= _OF_NUMBERS
 
 
 _PURE = "len int bool min max abs round sum floor ceil sqrt log log2 bisect bisect_left bisect_right searchsorted"

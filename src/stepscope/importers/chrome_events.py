@@ -198,10 +198,6 @@ _LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime"}
 _COLUMNS = ("name", "t0", "t1", "thread", "sequence", "forward", "gpu", "correlation", "link", "flops", "bytes")
 
 
-def _empty() -> dict[str, array[int]]:
-    return {name: array("q") for name in _COLUMNS}
-
-
 @dataclass
 class EventColumns:
     """Content of a file so far; times in ns from the file's own zero."""
@@ -209,7 +205,7 @@ class EventColumns:
     names: Names = field(default_factory=Names)
     modules: dict[str, int] = field(default_factory=dict)  # "Linear_0" -> number
     threads: dict[str, int] = field(default_factory=dict)
-    columns: dict[str, array[int]] = field(default_factory=_empty)
+    columns: dict[str, array[int]] = field(default_factory=lambda: {name: array("q") for name in _COLUMNS})
     launches: dict[int, int] = field(default_factory=dict)  # correlation -> External id of the op
     excluded: Counter[str] = field(default_factory=Counter)  # events by category
     with_shapes: bool = False
@@ -256,14 +252,13 @@ class EventColumns:
         external = _int_or(args.get("External id", args.get("external id")), 0)
         flops, read = self._costs(name, args) if gpu < 0 else (UNKNOWN, UNKNOWN)
         sequence, forward = _int_or(args.get("Sequence number"), -1), _int_or(args.get("Fwd thread id"), 0)
-        on = self._thread(event) if gpu < 0 else _int_or(args.get("stream"), 0)
+        on = _int_or(args.get("stream"), 0)
+        if gpu < 0:
+            on = self.threads.setdefault(f"{event.get('pid')}/{event.get('tid')}", len(self.threads))
         link, correlation = (0, external) if gpu < 0 else (external, _int_or(args.get("correlation"), -1))
         row = (self.names.intern(name), t0, t1, on, sequence, forward, gpu, correlation, link, flops, read)
         for column, value in zip(self.columns.values(), row, strict=True):
             column.append(value)
-
-    def _thread(self, event: dict[str, Any]) -> int:
-        return self.threads.setdefault(f"{event.get('pid')}/{event.get('tid')}", len(self.threads))
 
     def _costs(self, name: str, args: dict[str, Any]) -> tuple[int, int]:
         """FLOPs and bytes, where the file states shapes."""

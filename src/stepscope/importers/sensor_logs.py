@@ -34,7 +34,7 @@ from stepscope.record.sensors.apple import SCOPES, channels_of
 from stepscope.record.sensors.contract import Channel, channel_id
 from stepscope.record.sensors.tegrastats import rail_channels, rail_watts
 from stepscope.runfolder import checksums
-from stepscope.runfolder.pack import disk_errors
+from stepscope.runfolder.pack import write_parquet
 
 _STAMPS = {"t0_ns": pl.Int64, "t1_ns": pl.Int64}
 
@@ -91,8 +91,7 @@ def write_logs(run: Path, logs: Sequence[SensorLog], missing: Sequence[dict[str,
             pl.Series(channel.id, column, dtype=pl.Float64).fill_nan(None)
             for channel, column in zip(log.channels, log.columns, strict=True)
         )
-        with disk_errors():
-            frame.write_parquet(run / "samples" / f"{log.sensor}.parquet", compression="zstd")
+        write_parquet(frame, run / "samples" / f"{log.sensor}.parquet")
         checksums.record_checksums(run, f"samples/{log.sensor}.parquet")
     channels = [asdict(channel) for log in logs for channel in log.channels]
     periods = [int(np.median(np.diff(log.t0_ns))) for log in logs if len(log.t0_ns) > 1]

@@ -49,8 +49,11 @@ def read_profiler_file(path: Path, samples: int | None, most_bytes: int) -> Prof
     first_ns = int(events.t0.min())
     origin_ns = first_ns // SECOND_NS * SECOND_NS
     steps = find_steps(events, caught.names, origin_ns, samples)
-    steps = _whole_steps(steps, int(events.t0.max()) - origin_ns) if facts.get("cut_off") else steps
-    events, costs = _without_marks(caught, events), StatedCosts(flops, read)
+    if facts.get("cut_off"):  # those whose ops it holds up to their end; all where it holds none whole
+        reached_ns = int(events.t0.max()) - origin_ns
+        steps = replace(steps, spans=[span for span in steps.spans if span.t1_ns <= reached_ns] or steps.spans)
+    marks = np.array([text.startswith(PROFILER_STEP) for text in caught.names.ids], dtype=bool)
+    events, costs = events.take(np.flatnonzero(~marks[events.name])), StatedCosts(flops, read)  # a step is no op
     wall = first_ns > WALL_CLOCK_US * 1000
     return ProfilerFile(
         caught, events, costs, facts, steps, origin_ns, wall, lacks=_missing_content(caught, facts, steps)
@@ -74,12 +77,6 @@ def accelerators(facts: dict[str, Any]) -> list[dict[str, Any]]:
     gpus = [gpu for gpu in stated if isinstance(gpu, dict)] if isinstance(stated, list) else []
     vendor = "amd" if any("AMD" in str(gpu.get("name")) for gpu in gpus) else "nvidia"
     return [{"vendor": vendor, "model": gpu.get("name"), "bus": None} for gpu in gpus]
-
-
-def _without_marks(caught: EventColumns, events: Events) -> Events:
-    """A step is no op."""
-    marks = np.array([text.startswith(PROFILER_STEP) for text in caught.names.ids], dtype=bool)
-    return events.take(np.flatnonzero(~marks[events.name]))
 
 
 def _missing_content(caught: EventColumns, facts: dict[str, Any], steps: FileSteps) -> tuple[Lack, ...]:
@@ -136,11 +133,6 @@ def find_steps(events: Events, names: Names, origin_ns: int, samples: int | None
         return FileSteps(_spans(bounds, origin_ns, samples), "the ends of the optimizer's steps", None)
     whole = [(begin, int(events.t1.max()))]
     return FileSteps(_spans(whole, origin_ns, samples), "nothing: the whole file is one step", None)
-
-
-def _whole_steps(steps: FileSteps, reached_ns: int) -> FileSteps:
-    """Return the steps of a cut file whose ops it holds up to their end; all where it holds none whole."""
-    return replace(steps, spans=[span for span in steps.spans if span.t1_ns <= reached_ns] or steps.spans)
 
 
 def _mark_rows(events: Events, names: Names, prefix: str) -> Ints:

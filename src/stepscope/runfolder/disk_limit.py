@@ -17,13 +17,12 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.files import atomic_write
+from stepscope.files import atomic_write, size_of
 from stepscope.part_names import STEPS, PartName, parts_in_use, thinned_file_name
 from stepscope.runfolder import checksums
-from stepscope.runfolder.pack import disk_errors, pack_closed_parts, row_files
+from stepscope.runfolder.pack import append_event_once, pack_closed_parts, row_files, write_parquet
 from stepscope.runfolder.schema import read_channels
 from stepscope.runfolder.thinning import drop_step_blocks, thin_sensor_rows
-from stepscope.runfolder.writer import RunWriter
 
 SAMPLES_SHARE, STEPS_SHARE = 0.35, 0.1  # of the disk that a run may take; rows that are not packed yet take up to 0.3
 MOST_MERGED = 24  # parts that a thinned file holds
@@ -64,7 +63,7 @@ def _thin(run: Path, room: int, ladder: ThinningLevels, make: Thin, steps: bool)
     refused: set[str] = set()  # that cannot be read: they stay as they are
     while True:
         files = _packed_files(run, steps)
-        sizes = {part: _size(run, part) for part in files}
+        sizes = {part: size_of(run / part.name) for part in files}
         chosen = _files_to_thin(sizes, room, ladder, refused)
         if not chosen:
             return
@@ -83,13 +82,6 @@ def _packed_files(run: Path, steps: bool) -> list[PartName]:
     stems = [stem for stem in dict.fromkeys(part.stem for part in files) if (stem == STEPS) == steps]
     named = {stem: parts_in_use(stem, [part.name for part in files]) for stem in stems}
     return [part for parts in named.values() for part in parts if part.packed]
-
-
-def _size(run: Path, part: PartName) -> int:
-    try:
-        return (run / part.name).stat().st_size
-    except OSError:
-        return 0
 
 
 def _files_to_thin(sizes: dict[PartName, int], room: int, ladder: ThinningLevels, refused: set[str]) -> list[PartName]:
@@ -130,8 +122,8 @@ def _thin_file(run: Path, part: PartName, files: Sequence[PartName], grain: int,
     if earlier is not None and earlier.schema == frame.schema:
         frame, first, sources = pl.concat([earlier, frame]), before[0].first, [part, before[0]]
     name = thinned_file_name(part.stem, first, part.last, grain)
-    with atomic_write(run / name, durable=True) as target, disk_errors():
-        frame.write_parquet(target, compression="zstd", compression_level=3, statistics=False)
+    with atomic_write(run / name, durable=True) as target:
+        write_parquet(frame, target)
     checksums.record_checksums(run, name)
     for source in sources:
         (run / source.name).unlink(missing_ok=True)
@@ -150,13 +142,10 @@ def _read(run: Path, part: PartName) -> pl.DataFrame | None:
 
 def _note_thinning_once(run: Path, max_disk: int) -> None:
     """Leave one event that says that this run is thinned; the names of its files say where."""
-    kind = "thinned"
-    with contextlib.suppress(OSError):
-        if f'"kind": "{kind}"' in (run / "events.jsonl").read_text(encoding="utf-8", errors="replace"):
-            return
     message = f"what is long ago is thinned, so that the run stays within {max_disk / 1e6:,.0f} MB (--max-disk)"
+    event = {"kind": "thinned", "message": message, "source": "keep", "max_disk": max_disk}
     with contextlib.suppress(OSError, ValueError):
-        RunWriter.attach(run).append_event(kind, message, source="keep", max_disk=max_disk)
+        append_event_once(run, '"kind": "thinned"', **event)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

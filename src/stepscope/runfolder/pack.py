@@ -70,7 +70,7 @@ def _pack_folder(run: Path) -> Iterator[str]:
                     continue
                 with _note_unpackable(run, part) as unpackable:
                     with atomic_write(part.with_suffix(".parquet"), durable=True) as target:
-                        _write_parquet(frame_of(read_part(part, table), table), target)
+                        write_parquet(frame_of(read_part(part, table), table), target)
                     packed_parts.append(part)
                 yield from unpackable
             checksums.record_checksums(run, *(f"{table}/{part.stem}.parquet" for part in packed_parts))
@@ -154,14 +154,16 @@ def _note_unpackable(run: Path, file: Path) -> Iterator[list[str]]:
         yield names
     except (ValueError, KeyError, TypeError) as error:
         names.append(file.relative_to(run).as_posix())
-        _note_event(run, f"{names[0]} could not be turned into Parquet: {error!r}")
+        message = f"{names[0]} could not be turned into Parquet: {error!r}"
+        append_event_once(run, json.dumps(message), kind="kept-as-rows", message=message, source="pack")
 
 
-def _note_event(run: Path, message: str) -> None:
+def append_event_once(run: Path, mark: str, **event: Any) -> None:
+    """Append an event to a run unless one in it has this text."""
     with contextlib.suppress(OSError):
-        if json.dumps(message) in (run / "events.jsonl").read_text(encoding="utf-8", errors="replace"):
+        if mark in (run / "events.jsonl").read_text(encoding="utf-8", errors="replace"):
             return
-    RunWriter.attach(run).append_event("kept-as-rows", message, source="pack")
+    RunWriter.attach(run).append_event(**event)
 
 
 def _pack_file(run: Path, source: Path, write: Callable[[Path], None]) -> None:
@@ -187,7 +189,8 @@ def disk_errors() -> Iterator[None]:
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
-def _write_parquet(frame: Any, target: Path) -> None:
+def write_parquet(frame: Any, target: Path) -> None:
+    """Write a table of a run; OSError where the disk takes nothing."""
     with disk_errors():
         frame.write_parquet(target, compression="zstd", compression_level=3, statistics=False)
 
@@ -206,17 +209,15 @@ def _sample_frame(rows: _Rows) -> Any:
 
 def _row_chunks(path: Path, dtype: np.dtype[Any]) -> Iterator[_Rows]:
     """The whole rows of an appended file, some at a time; at least one chunk, be it empty."""
+    from stepscope.runfolder.tables import whole_rows
+
     most = max(1, CHUNK_BYTES // dtype.itemsize)
     with path.open("rb") as file:
         while True:
-            rows = np.frombuffer(_drop_partial_row(file.read(most * dtype.itemsize), dtype.itemsize), dtype=dtype)
+            rows = whole_rows(file.read(most * dtype.itemsize), dtype)
             yield rows
             if len(rows) < most:
                 return
-
-
-def _drop_partial_row(data: bytes, row_bytes: int) -> bytes:
-    return data[: len(data) // row_bytes * row_bytes]
 
 
 def _sink_rows(path: Path, dtype: np.dtype[Any], frame_of: Callable[[_Rows], Any], target: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.errors import RunError, UnknownName
+from stepscope.files import size_of
 from stepscope.liveness import is_process_of_run_alive
 from stepscope.part_names import PartName, parsed, parts_in_use, parts_of_stem
 from stepscope.privacy import clean_and_redact, redacted_sources, withhold_names
@@ -48,8 +49,10 @@ class RunReader:
         self._exact: dict[str, pl.DataFrame] = {}  # of the whole time, which every channel of a sensor asks for
         self._long_sensors: dict[str, LongSensor | None] = {}
         self._relisted: dict[str, list[str]] = {}  # names of the parts of a stem, where some were packed meanwhile
-        if self._grows:
-            self._take_snapshot()
+        if self._grows:  # how far its files reach now, and those that are replaced
+            _ = self.files, self.parts
+            for name in _REPLACED:
+                self._json(name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}: {self.status}>"
@@ -238,17 +241,8 @@ class RunReader:
     @cached_property
     def thinned_samples(self) -> list[tuple[int, int, int]]:
         """Spans whose samples are means: begin and end, ns, and their length, s; of all sensors, in order of time."""
-        spans = set()
-        for name in self._sensor_names:
-            for _ in range(_MOST_TRIES):
-                sensor = self._long_sensor(name)
-                try:
-                    spans |= set(sensor.thinned_spans if sensor is not None else ())
-                    break
-                except Unreadable as error:
-                    self._note_unreadable(error.part)
-                    del self._long_sensors[name]
-        return sorted(spans)
+        spans = (self._read_long_sensor(name, lambda sensor: sensor.thinned_spans) for name in self._sensor_names)
+        return sorted({span for of_sensor in spans for span in of_sensor or ()})
 
     @property
     def _sensor_names(self) -> list[str]:
@@ -263,13 +257,13 @@ class RunReader:
         frames = self._read_row_files(f"samples/{name}", sample_dtype(columns), described, check)
         if not frames:
             return pl.DataFrame(schema={"t0_ns": pl.Int64, "t1_ns": pl.Int64})
-        whole = [self._true_samples(part, frame) for part, frame in frames]
+        whole = [self._plausible_samples(part, frame) for part, frame in frames]
         return pl.concat(whole, how="diagonal").sort("t0_ns", maintain_order=True)
 
-    def _true_samples(self, part: PartName, frame: pl.DataFrame) -> pl.DataFrame:
+    def _plausible_samples(self, part: PartName, frame: pl.DataFrame) -> pl.DataFrame:
         return self._drop_impossible_rows(frame, _TRUE_TIMES & ~_is_zero_row(frame), part.name.rpartition(".")[0])
 
-    def _read_long_sensor(self, name: str, read: Callable[[LongSensor], pl.DataFrame]) -> pl.DataFrame | None:
+    def _read_long_sensor(self, name: str, read: Callable[[LongSensor], R]) -> R | None:
         """What is read of a sensor of very many samples; None where there are few."""
         for _ in range(_MOST_TRIES):
             sensor = self._long_sensor(name)
@@ -298,12 +292,13 @@ class RunReader:
         columns = [str(channel["id"]) for channel in described]
         counters = frozenset(str(row["id"]) for row in described if row.get("kind") == "counter")
         parts = self._valid_row_files(f"samples/{name}")
-        few = sum(self._size(part) for part in parts) < samples.LEAST_BYTES
+        sizes = (self.files.get(part.name, (0, 0))[0] or size_of(self.path / part.name) for part in parts)
+        few = sum(sizes) < samples.LEAST_BYTES
         if not columns or (few and not any(part.grain for part in parts)):
             return None
         files = [
             SampleFile.from_part(
-                self.path, part, self._rows_noted(part), columns, counters, partial(self._true_samples, part)
+                self.path, part, self._rows_noted(part), columns, counters, partial(self._plausible_samples, part)
             )
             for part in parts
         ]
@@ -318,9 +313,6 @@ class RunReader:
     def _valid_row_files(self, stem: str) -> list[PartName]:
         """The files of rows that count, without those that are damaged."""
         return parts_in_use(stem, self._relisted.get(stem, self.files), self.damaged)
-
-    def _size(self, part: PartName) -> int:
-        return self.files.get(part.name, (0, 0))[0] or _size_of(self.path / part.name)
 
     def _rows_noted(self, part: PartName) -> int | None:
         """The bytes of rows that count of the part of a run that goes on; None for all that there are."""
@@ -357,12 +349,6 @@ class RunReader:
                 parts.append(frame.select("t0_ns", "t1_ns", *tags, value).rename({"id": "channel"}))
         schema = {"t0_ns": pl.Int64, "t1_ns": pl.Int64, "channel": pl.String, "scope": pl.String, "value": pl.Float64}
         return pl.concat(parts) if parts else pl.DataFrame(schema=schema)
-
-    def _take_snapshot(self) -> None:
-        """Note how far the files of a run that goes on reach, and read those that are replaced."""
-        _ = self.files, self.parts
-        for name in _REPLACED:
-            self._json(name)
 
     def _open_parts(self, open_part: Callable[[Path], R]) -> dict[Path, R | RunError]:
         opened: dict[Path, R | RunError] = {}
@@ -484,14 +470,21 @@ class RunReader:
         return pl.concat(scans, how="vertical") if scans else pl.LazyFrame(schema=schema)
 
     def _part(self, stem: str, table: str, read: Callable[[tables.ReadPart], R]) -> R | None:
-        """A part of op calls or memory events, and what is made of it."""
-        part: R | None = self._content(
-            f"{stem}.parquet",
-            lambda data: read(tables.read_packed(data, table)),
-            f"{stem}.part",
-            lambda data: read(tables.read_written(data, table)),
-        )
-        return part
+        """What is made of a part of op calls or memory events, packed or as it was written; None where both are
+        damaged, or there is neither.
+
+        Packed again at the end: it may have come while the other was looked for.
+        """
+        for kind, parse in ((".parquet", tables.read_packed), (".part", tables.read_written)) * 2:
+            name = stem + kind
+            if name in self.damaged or not (self.path / name).exists():
+                continue
+            try:
+                return read(parse(self._bytes(name), table))
+            except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
+                if (self.path / name).exists():  # else it was packed meanwhile: the rest is still worth reading
+                    self._mark_damaged(name)
+        return None
 
     def _checked(self, group: Mapping[str, tables.ReadPart], table: str) -> list[pl.LazyFrame]:
         """The parts as one where all their rows can be, else those whose rows can, one by one."""
@@ -502,37 +495,12 @@ class RunReader:
         parts = (self._part(stem, table, lambda part: tables.check_rows([part], table)) for stem in group)
         return [part for part in parts if part is not None]
 
-    def _content(self, packed: str, read: Callable[[bytes], Any], rows: str, read_rows: Callable[[bytes], Any]) -> Any:
-        """The content of a packed file, else of what it is made of; None where there is neither, or both are damaged.
-
-        Packed again at the end: it may have come while the other was looked for.
-        """
-        for name, parse in ((packed, read), (rows, read_rows), (packed, read)):
-            there = name not in self.damaged and (self.path / name).exists()
-            if there and (content := self._parse_or_mark_damaged(name, parse)) is not None:
-                return content
-        return None
-
-    def _parse_or_mark_damaged(self, name: str, parse: Callable[[bytes], Any]) -> Any:
-        """The content of a file, or None where it is damaged: the rest of the run is still worth reading."""
-        try:
-            return parse(self._bytes(name))
-        except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
-            if (self.path / name).exists():  # else it was packed meanwhile
-                self._mark_damaged(name)
-            return None
-
     def _mark_damaged(self, *names: str) -> None:
         self.damaged = sorted({*self.damaged, *names})
 
 
-_REPLACED = (
-    "device.json",
-    "channels.json",
-    "model.json",
-    "sources.json",
-    "accesses.json",
-)  # as a whole, also while a run goes on
+# As a whole, also while a run goes on.
+_REPLACED = ("device.json", "channels.json", "model.json", "sources.json", "accesses.json")
 _APPENDED = (".rows", ".jsonl")
 _TEXTS = (".json", ".jsonl")
 _MOST_TRIES = 100_000  # to read the parts of a stem: more than there can be
@@ -556,13 +524,6 @@ def _list_row_files(run: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 def _is_of_run(name: str) -> bool:
     part = parsed(name)
     return name in _FACTS or (part is not None and part.stem == "steps")
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _checked_steps(frame: pl.DataFrame) -> pl.DataFrame:

@@ -22,6 +22,7 @@ import polars as pl
 from stepscope.part_names import PartName
 from stepscope.runfolder import checksums
 from stepscope.runfolder.schema import sample_dtype
+from stepscope.runfolder.tables import whole_rows
 from stepscope.runfolder.thinning import (
     COUNT,
     HIGH,
@@ -437,7 +438,7 @@ def _open_appended_file(path: Path, columns: list[str], most: int) -> tuple[int,
         with path.open("rb") as file:
             file.seek(first * dtype.itemsize)
             data = file.read(count * dtype.itemsize)
-        return described_samples(columns, np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype))
+        return described_samples(columns, whole_rows(data, dtype))
 
     return rows, read
 

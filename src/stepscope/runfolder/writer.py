@@ -177,7 +177,8 @@ class RunWriter:
         self, step: int, t0_ns: int, t1_ns: int, samples: int | None, loss: float | None, recorded: bool
     ) -> None:
         """Append one step in RAM; `flush_steps` brings it to the disk."""
-        self._steps += PACK_STEP(step, t0_ns, t1_ns, NO_SAMPLES if samples is None else samples, _nan(loss), recorded)
+        loss_or_nan = float("nan") if loss is None else loss
+        self._steps += PACK_STEP(step, t0_ns, t1_ns, NO_SAMPLES if samples is None else samples, loss_or_nan, recorded)
 
     def flush_steps(self) -> None:
         """Bring the steps so far to the disk; those that it refuses wait for the next call, up to a bound."""
@@ -393,7 +394,3 @@ def _next_number(folder: Path) -> int:
     """One more than the highest number of a part in the folder."""
     stems = [path.name.partition(".")[0] for path in folder.iterdir()]
     return max((int(stem) for stem in stems if stem.isdecimal()), default=-1) + 1
-
-
-def _nan(value: float | None) -> float:
-    return float("nan") if value is None else value

@@ -188,7 +188,7 @@ _OF_A_CHIP = ("peak", "bandwidth", "launch", "cell", "spread", "gpu-power", "mem
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(ChipScaling):
     """Power model and sensors; spreads, noise and drift are relative, of the power above idle."""
 
     noise: float = 0.03  # from one execution to the next
@@ -212,14 +212,6 @@ class Options:
     repeated: float = 0.0  # share of updates that do not arrive: the file shows the value before
     unread: float = 0.0  # share of updates that leave a file empty until the next
     computed: bool = True  # power follows from what the board's chip does; else it is drawn for each kind of module
-    peak: float = 1.0  # times that of the chip's data sheet
-    bandwidth: float = 1.0  # likewise
-    launch_ns: int | None = None  # of the core that launches a kernel; None: as the chip comes
-    cell_kernels: int | None = None  # for a step of a recurrent layer; None: as the chip comes
-    spread: float = 0.3  # part of the CPU's work that all cores share
-    gpu_power: float = 1.0  # times the board's own, as the next two
-    memory_power: float = 1.0
-    core_power: float = 1.0
     ambient: float = 30.0  # degrees Celsius; at its trip point the chip is throttled
     faults: tuple[Fault, ...] = ()
 
@@ -248,20 +240,6 @@ class Options:
             _refuse(not isinstance(fault.at_s, (int, float)) or fault.at_s < 0, "at_s of a fault is seconds, 0 or more")
             if fault.kind not in get_args(FaultKind):
                 raise UnknownName("fault", fault.kind, get_args(FaultKind))
-
-    @property
-    def changed(self) -> ChipScaling:
-        """Return what is changed of the board's chip."""
-        return ChipScaling(
-            peak=self.peak,
-            bandwidth=self.bandwidth,
-            launch_s=None if self.launch_ns is None else max(self.launch_ns, 1) * 1e-9,
-            cell_kernels=self.cell_kernels,
-            spread=self.spread,
-            gpu_power=self.gpu_power,
-            memory_power=self.memory_power,
-            core_power=self.core_power,
-        )
 
     def to_json(self) -> str:
         """Return the options as JSON for the command line of the simulating process."""

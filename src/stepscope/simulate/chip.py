@@ -77,18 +77,14 @@ class Chip:
 
 @dataclass(frozen=True)
 class ChipScaling:
-    """The board's constants in times of its own: peak, bandwidth, and power of GPU, memory and cores.
+    """The board's constants in times of its own: peak, bandwidth, and power of GPU, memory and cores."""
 
-    launch_s, cell_kernels: None is the board's own. spread: the part of the CPU's work that all cores share; the rest
-    is one core's.
-    """
-
-    peak: float = 1.0
-    bandwidth: float = 1.0
-    launch_s: float | None = None
-    cell_kernels: int | None = None
-    spread: float = 0.3
-    gpu_power: float = 1.0
+    peak: float = 1.0  # times that of the chip's data sheet
+    bandwidth: float = 1.0  # likewise
+    launch_ns: int | None = None  # of the core that launches a kernel; None: as the chip comes
+    cell_kernels: int | None = None  # for a step of a recurrent layer; None: as the chip comes
+    spread: float = 0.3  # part of the CPU's work that all cores share; the rest is one core's
+    gpu_power: float = 1.0  # times the board's own, as the next two
     memory_power: float = 1.0
     core_power: float = 1.0
 
@@ -129,7 +125,7 @@ def activity(chip: Chip, changed: ChipScaling, state: State, state_id: int) -> A
     memory_s = state.moved / (chip.bandwidth * changed.bandwidth * _OF_THE_BANDWIDTH)
     of_cell = chip.cell_kernels if changed.cell_kernels is None else changed.cell_kernels
     kernels = state.kernels + state.cells * of_cell
-    host_s = kernels * (chip.launch_s if changed.launch_s is None else changed.launch_s)
+    host_s = kernels * (chip.launch_s if changed.launch_ns is None else max(changed.launch_ns, 1) * 1e-9)
     if chip.gpu is None:  # a core calls the kernels, and all of them compute
         kernels_s = max(compute_s, memory_s)
         whole_s = kernels_s + host_s

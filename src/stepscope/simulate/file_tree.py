@@ -90,21 +90,16 @@ class Tree:
     def write_static_files(self, folder: str, files: dict[str, object]) -> None:
         """Files that never change, each with its newline, as sysfs prints them."""
         for name, value in files.items():
-            path = self.root / folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"{value}\n")
+            self._place(f"{folder}/{name}").write_text(f"{value}\n")
 
     def write_device_tree_cells(self, folder: str, values: dict[str, int]) -> None:
         """Device tree properties of one cell: 32 bits, big endian."""
         for name, value in values.items():
-            path = self.root / folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(value.to_bytes(4, "big"))
+            self._place(f"{folder}/{name}").write_bytes(value.to_bytes(4, "big"))
 
     def write_program(self, path: str, script: str) -> None:
         """A program of the board; below /tmp, with a link here, where no program may run in this file system."""
-        place = self.root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
+        place = self._place(path)
         if os.statvfs(place.parent).f_flag & os.ST_NOEXEC:
             self._elsewhere = tempfile.TemporaryDirectory(prefix="stepscope-board-")
             place.symlink_to(Path(self._elsewhere.name) / place.name)
@@ -119,20 +114,19 @@ class Tree:
 
     def link(self, path: str, to: str) -> None:
         """A symbolic link inside the tree, relative as in sysfs."""
-        place = self.root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
+        place = self._place(path)
         place.symlink_to(os.path.relpath(self.root / to, place.parent))
 
     def link_real(self, path: str) -> None:
         """The real machine's own file or folder at the same place, where it has one."""
-        place, real = self.root / path, Path("/") / path
-        if real.exists() and not place.is_symlink():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(real)
+        real = Path("/") / path
+        if real.exists() and not (self.root / path).is_symlink():
+            self._place(path).symlink_to(real)
 
     def renumber(self, by: int = 3) -> None:
         """hwmonN and iio:deviceN get higher numbers; old files answer no more, as after a driver was loaded again."""
-        for folder in self._numbered_folders():
+        parents = {file.path.parent for file in self.live}
+        for folder in sorted(parent for parent in parents if parent.name.startswith(("hwmon", "iio:"))):
             stem = folder.name.rstrip("0123456789")
             new = folder.with_name(f"{stem}{int(folder.name[len(stem) :]) + by}")
             moved = {file.path: file for file in self.live if folder in file.path.parents}
@@ -146,8 +140,11 @@ class Tree:
             folder.rmdir()
             self._relink(folder, new)
 
-    def _numbered_folders(self) -> list[Path]:
-        return sorted({file.path.parent for file in self.live if file.path.parent.name.startswith(("hwmon", "iio:"))})
+    def _place(self, path: str) -> Path:
+        """Return the path below the root, in a folder that is there."""
+        place = self.root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place
 
     def _relink(self, old: Path, new: Path) -> None:
         for kind in ("class/hwmon", "bus/iio/devices"):

@@ -304,9 +304,6 @@ def _chip_files(tree: Tree, chip: Chip) -> ChipFiles:
     )
 
 
-_JETSON_BUILDS = {"jetson-tx2": build_tx2, "jetson-agx-xavier": build_agx_xavier, "jetson-orin-nano": build_orin_nano}
-
-
 _ZONES = {
     "intel-rapl:0": "package-0",
     "intel-rapl:0:0": "core",
@@ -365,9 +362,6 @@ def build_battery(site: BuildContext) -> Built:
     return Built([gauge])
 
 
-_LAPTOP_BUILDS = {"laptop-rapl": build_rapl, "laptop-battery": build_battery}
-
-
 _REFRESH_NS = 100_000_000
 _UNIT_J = 1e-3  # NVML counts millijoules
 _CARD_RANGE_UJ = 2**63
@@ -390,7 +384,8 @@ def build_card(site: BuildContext) -> Built:
     return Built([counter])
 
 
-_GPU_BUILDS = {"gpu-counter": build_card}
-
-
-BUILDS: dict[str, Build] = {**_JETSON_BUILDS, "raspberry-pi-5": build_raspberry_pi_5, **_LAPTOP_BUILDS, **_GPU_BUILDS}
+BUILDS: dict[str, Build] = {
+    **{"jetson-tx2": build_tx2, "jetson-agx-xavier": build_agx_xavier, "jetson-orin-nano": build_orin_nano},
+    **{"raspberry-pi-5": build_raspberry_pi_5, "laptop-rapl": build_rapl, "laptop-battery": build_battery},
+    "gpu-counter": build_card,
+}

@@ -73,17 +73,14 @@ class RingReader:
             fresh = (words >> 16) == self._taken + self._ahead[: len(words)]
             count = len(fresh) if fresh.all() else int(fresh.argmin())
             if count == 0 and words[0] >> 16 > self._taken + 1:
-                self._skip_to(int(words[0] >> 16) - SLOTS // 2)  # half a ring away from where the writer is
+                ahead = int(words[0] >> 16) - SLOTS // 2 - self._taken  # to half a ring away from where the writer is
+                self.lost, self._taken = self.lost + ahead, self._taken + ahead
                 continue
             times.append(chunk[:count, 0])
             states.append(words[:count] & (STATES - 1))
             self._taken += count
             if count < len(fresh):
                 return (times[0], states[0]) if len(times) == 1 else (np.concatenate(times), np.concatenate(states))
-
-    def _skip_to(self, number: int) -> None:
-        self.lost += number - self._taken
-        self._taken = number
 
 
 # The training process appends each new state to a file before its first mark; the line number is the state's id.
@@ -97,7 +94,7 @@ class State:
     phase: str
     place: str = ""  # qualified name of the module
     signature: str = ""  # shapes of inputs and parameters
-    flops: float = 0.0  # what it has to do, see `work`
+    flops: float = 0.0  # what it has to do, see `training_hooks.Work`
     moved: float = 0.0  # B
     kernels: float = 1.0  # beside those of `cells`
     cells: float = 0.0  # steps of a recurrent layer through its sequence

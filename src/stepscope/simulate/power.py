@@ -60,10 +60,10 @@ class PowerTable:
         by_place = self._seeded_generator(f"{kind} {state.place}").normal(0, self._options.place_spread)
         own = math.exp(by_signature + by_place)
         if self._chip is not None:
-            doing = activity(self._chip, self._options.changed, state, state_id)
+            doing = activity(self._chip, self._options, state, state_id)
             names, cores = self._board.components, len(self._chip.cores)
             return own * np.array(
-                [doing.watts_above_idle(self._chip.draw[name], self._options.changed, cores) for name in names]
+                [doing.watts_above_idle(self._chip.draw[name], self._options, cores) for name in names]
             )
         drawn = self._seeded_generator(kind)
         total = self._board.scale * (drawn.uniform(0.3, 1.2) if state_id == HOST else drawn.uniform(1.0, 8.2))
@@ -75,8 +75,7 @@ class PowerTable:
         """Busy share of each processor in a state; nothing where the board has none of its own."""
         if self._chip is None:
             return []
-        changed = self._options.changed
-        return activity(self._chip, changed, state, state_id).busy_shares(self._chip, changed.spread)
+        return activity(self._chip, self._options, state, state_id).busy_shares(self._chip, self._options.spread)
 
     def _seeded_generator(self, text: str) -> np.random.Generator:
         return np.random.default_rng([self._seed, zlib.crc32(text.encode())])

@@ -28,8 +28,6 @@ from stepscope.simulate.marks import RingReader, StateReader
 from stepscope.simulate.power import SEGMENT, PowerSimulator, PowerTable, Segments, Truth
 from stepscope.simulate.sensors import SensorModel, ThermalZones
 
-# One simulated board while it runs: marks in, files out, and everything that was true kept on the way.
-
 _LONGEST_TICKS = 2
 _BEFORE_NS = 50_000_000  # the board was on before: every converter has shown something when the first reader comes
 RING_FILE, STATES_FILE, ROOT_FOLDER = "ring", "states.jsonl", "root"
@@ -85,9 +83,7 @@ class BoardRun:
             self._proc.refresh()
 
     def next_ns(self, now_ns: int) -> int:
-        """Return when to tick again: as soon as a sensor has something new, and in any case soon enough for the
-        marks.
-        """
+        """Return when to tick again: when a sensor has something new, and soon enough for the marks."""
         new_ns = min(sensor.next_ns for sensor in self._sensors) + self._options.latency_ns
         return math.ceil(min(max(new_ns, now_ns), now_ns + _LONGEST_TICKS * self._board.tick_ns))
 
@@ -179,9 +175,7 @@ class Faults:
 
 
 def detach() -> None:
-    """Detach from the training process: its children are its data loaders, and their CPU time is counted as
-    such.
-    """
+    """Detach from the training process, whose children's CPU time is counted as that of its data loaders."""
     if os.fork():
         os._exit(0)
     os.setsid()

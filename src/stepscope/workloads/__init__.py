@@ -72,7 +72,7 @@ def _unknown(name: str, rows: Iterable[str]) -> UsageError:
     """Return the refusal of what is neither a workload nor a script: the file that was meant, or the nearest name."""
     path = Path(name)
     if path.is_dir():
-        return UsageError(f"'{name}' is a folder, not a script", "name the script in it, or a workload")
+        return script_not_found_error(name)
     if path.is_file():
         takers = "stepscope run, tune, fit, suite run, and study threads, batch, precision and power-modes take scripts"
         return UsageError(f"'{name}' is a script, and this needs a workload", takers)
@@ -104,7 +104,7 @@ def _find_in_file(path: Path, name: str) -> Workload:
     sys.modules[module_name] = module  # dataclasses look their own module up there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"'{path}' cannot be imported: {type(error).__name__}: {error}", "mend the file") from error
     listed, wrong = workloads_of(module)
     if wrong is not None:

@@ -1,8 +1,6 @@
-"""The devices of this machine that can train.
+"""Contract of a workload: a model, its data and its training step; and a training of it, on a device that is here.
 
-A workload in training: what a loop needs, and nothing of the loop.
-
-Contract of a workload: a model, its data and its training step. It knows nothing of measuring.
+It knows nothing of measuring, and a training has what a loop needs, and nothing of the loop.
 
 A file of this folder names its workloads in `WORKLOADS`; `Workload.prepare` makes one ready to train:
 

@@ -86,7 +86,7 @@ def _notes(outcomes: Sequence[SettingOutcome], request: DailyTraining) -> Iterat
     tested = evaluated_samples_text(data["test_size"], request.test_samples)
     yield f"data: {data['name']} ({data['kind']}), judged each evening on {tested} test images"
     yield from dict.fromkeys(
-        _pretraining(cell["pretrained"], request) for outcome in outcomes for cell in outcome.cells
+        _pretraining_sentence(cell["pretrained"], request) for outcome in outcomes for cell in outcome.cells
     )
     yield "every setting of a seed begins with the same weights and gets the same images each day"
     if "shipped" in cell["pretrained"]:
@@ -101,7 +101,7 @@ def _notes(outcomes: Sequence[SettingOutcome], request: DailyTraining) -> Iterat
         yield "--battery cannot be judged without energy"
 
 
-def _pretraining(pretraining: Mapping[str, Any], request: DailyTraining) -> str:
+def _pretraining_sentence(pretraining: Mapping[str, Any], request: DailyTraining) -> str:
     """Return how the pre-training of a seed ended."""
     if "shipped" in pretraining:
         right = f"{pretraining['accuracy']:.1%} of the {pretraining['looked_at']} test images"
@@ -189,6 +189,8 @@ def setting_outcome(setting: DailySetting, cells: Sequence[Cell], days: int) -> 
     accuracy = 100 * np.array([[day["accuracy"] for day in cell["days"]] for cell in cells])
     slopes = np.polyfit(np.arange(days + 1), accuracy.T, 1)[0]
     kinds = {cell["energy_kind"] for cell in cells}
+    joules = [[day["energy_j"] for day in cell["days"][1:]] for cell in cells]
+    most_joules = [None if None in of_days else max(of_days) for of_days in joules]
     return SettingOutcome(
         setting,
         tuple(cells),
@@ -198,7 +200,7 @@ def setting_outcome(setting: DailySetting, cells: Sequence[Cell], days: int) -> 
         mean_of_all(accuracy[:, -1] - accuracy[:, 0], ANY),
         mean_of_all(accuracy.min(axis=1), SHARE),
         mean_of_all([max(day["time_s"] for day in cell["days"][1:]) for cell in cells], AMOUNT),
-        mean_of([_max_joules(cell) for cell in cells]) if len(kinds) == 1 else None,
+        mean_of(most_joules) if len(kinds) == 1 else None,
         next(iter(kinds)) if len(kinds) == 1 else None,
     )
 
@@ -207,11 +209,6 @@ def mean_of_day(outcome: SettingOutcome, name: str, day: int) -> Estimate | None
     """A quantity of a day over the seeds: accuracy in %, time_s, energy_j; null where it is not known."""
     values = [cell["days"][day][name] for cell in outcome.cells]
     return mean_of(values, 100, SHARE) if name == "accuracy" else mean_of(values)
-
-
-def _max_joules(cell: Cell) -> float | None:
-    values = [day["energy_j"] for day in cell["days"][1:]]
-    return None if any(value is None for value in values) else max(values)
 
 
 Row = tuple[Value, ...]
@@ -248,7 +245,8 @@ def cost_table(outcomes: Sequence[SettingOutcome], request: DailyTraining) -> Re
         images = max(day["trained_on"] for day in outcome.cells[0]["days"])
         row: Row = (outcome.setting.batch, outcome.setting.replay, images * request.passes, *outcome.day_s.row)
         if request.charging is not None:
-            row = (*row, *_fitting(outcome, request.charging))
+            fits = _FITS[outcome.fits(request.charging)]
+            row = (*row, 100 * outcome.day_s.value / request.charging, fits)
         if with_energy:
             row = (*row, *value_and_bounds(outcome.day_j))
             if request.battery is not None:
@@ -265,11 +263,7 @@ def cost_table(outcomes: Sequence[SettingOutcome], request: DailyTraining) -> Re
     return ResultTable("cost", "What a day takes", columns, tuple(rows), note)
 
 
-def _fitting(outcome: SettingOutcome, charging_s: float) -> Row:
-    answers = {True: "yes", False: "no", None: "cannot be judged: the interval spans it, or there is none"}
-    return 100 * outcome.day_s.value / charging_s, answers[outcome.fits(charging_s)]
-
-
+_FITS = {True: "yes", False: "no", None: "cannot be judged: the interval spans it, or there is none"}
 _DAY = {"title": pl.String, "setting": pl.String, "batch": pl.String, "replay": pl.String} | dict.fromkeys(
     ("day", "value", "low", "high"), pl.Float64
 )
@@ -295,15 +289,10 @@ _TITLES = {
 }
 
 
-def _axis_title(name: str, outcome: SettingOutcome) -> str:
-    """The title of the axis: energy that is not measured says so."""
-    return _TITLES[name].replace("energy", energy_name(outcome.energy_kind))
-
-
 def _rows_by_day(outcomes: Sequence[SettingOutcome], name: str, first: int, days: int) -> Iterator[dict[str, Any]]:
     for outcome in outcomes:
         about = {
-            "title": _axis_title(name, outcome),
+            "title": _TITLES[name].replace("energy", energy_name(outcome.energy_kind)),
             "setting": outcome.setting.name,
             "batch": str(outcome.setting.batch),
             "replay": outcome.setting.replay,

@@ -159,13 +159,8 @@ def _train_days(
 def _evaluation_rows(
     record: TrainingRecord, ends: Sequence[int], images_by_day: Sequence[Sequence[int]]
 ) -> Iterator[dict[str, Any]]:
-    yield {
-        "day": 0,
-        "accuracy": record.evaluations[0].metrics["accuracy"],
-        "time_s": None,
-        "energy_j": None,
-        "trained_on": 0,
-    }
+    first = record.evaluations[0].metrics["accuracy"]
+    yield {"day": 0, "accuracy": first, "time_s": None, "energy_j": None, "trained_on": 0}
     for day, (evaluation, begin) in enumerate(zip(record.evaluations[1:], (0, *ends), strict=False), 1):
         yield {
             "day": day,

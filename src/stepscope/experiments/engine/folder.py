@@ -197,7 +197,7 @@ def translate_study_write_errors(path: Path) -> Iterator[None]:
 def _read_head(file: Path, newest: int, none: str) -> dict[str, Any]:
     """Return the request or plan of a folder; RunDamaged where it is none, SchemaTooNew where a later version's."""
     try:
-        content = _read_json_cleaned(file)
+        content = _parse_json_cleaned(check_and_strip_checksum(read_regular(file, _MOST_BYTES))[0])
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
@@ -425,11 +425,6 @@ _RESULT = {
     "at_start": {}, "at_end": {},
     "cooled": Fields({"waited_s": float, "from_celsius": float, "to_celsius": float, "reached": bool}, ("reached",)),
 }  # fmt: skip
-
-
-def _read_json_cleaned(path: Path) -> Any:
-    """Return the JSON of a plain file, its texts cleaned; OSError or ValueError where there is none."""
-    return _parse_json_cleaned(check_and_strip_checksum(read_regular(path, _MOST_BYTES))[0])
 
 
 def _parse_json_cleaned(text: bytes) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from stepscope import __version__
 from stepscope.errors import FleetError, MissingDependency, OutputNotWritable, StepscopeError, UnknownName, UsageError
+from stepscope.experiments.fleet.agent import AGENT, read_state, running_pid, start_process, stop_process
 from stepscope.experiments.fleet.certificates import (
     CA,
     DEVICE,
@@ -22,7 +23,6 @@ from stepscope.experiments.fleet.certificates import (
 )
 from stepscope.experiments.fleet.gatherer import Device, DeviceInfo, connect
 from stepscope.experiments.fleet.hosts import TLS_FOLDER, Host, Hosts, SchedulerAddress, scheduler_of_hosts
-from stepscope.experiments.fleet.processes import AGENT, read_state, running_pid, start_process, stop_process
 from stepscope.experiments.fleet.protocol import with_timeout
 from stepscope.liveness import is_running, process_identity
 from stepscope.runfolder.validation import DEVICE as DEVICE_SHAPE
@@ -197,9 +197,11 @@ async def send_orders(host: Host, orders: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError("no object")
     except (ValueError, IndexError):
         how = "it ended without an exit code" if code is None else f"exit code {code}"
-        raise HostFailed(
-            f"{host.name}: {how}: {_last_printed_line(errors)}", _installation_hint(host, errors)
-        ) from None
+        last = (errors.strip().splitlines() or ["it printed nothing"])[-1][-_MESSAGE_LENGTH:]
+        hint = 'name the Python that has Stepscope: [[host]] python = "/home/me/venv/bin/python"'
+        if "No module named" in errors and "stepscope" in errors:
+            hint = f"install Stepscope there with the extra: {host.python} -m pip install 'stepscope[fleet]'"
+        raise HostFailed(f"{host.name}: {how}: {last}", hint) from None
     if "refused" in answer:
         raise HostFailed(f"{host.name}: {answer['refused']}", answer.get("hint"))
     return dict(answer)
@@ -260,14 +262,3 @@ async def _read_limited(stream: Any) -> str:
     while sum(map(len, texts)) < _MOST_PRINTED and (part := await stream.read(1 << 16)):
         texts.append(str(part))
     return "".join(texts)
-
-
-def _last_printed_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1][-_MESSAGE_LENGTH:] if lines else "it printed nothing"
-
-
-def _installation_hint(host: Host, errors: str) -> str:
-    if "No module named" in errors and "stepscope" in errors:
-        return f"install Stepscope there with the extra: {host.python} -m pip install 'stepscope[fleet]'"
-    return 'name the Python that has Stepscope: [[host]] python = "/home/me/venv/bin/python"'

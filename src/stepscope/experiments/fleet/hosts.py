@@ -141,9 +141,7 @@ def is_loopback(host: str) -> bool:
 def _parse_fleet(path: Path, fleet: Mapping[str, Any], hosts: tuple[Host, ...]) -> Hosts:
     _refuse_unknown_keys(path, "[fleet]", fleet, ("scheduler", "port", "tls", "forget_after_s", "alone_s"))
     scheduler = _typed_value(path, "[fleet]", fleet, "scheduler", str, "127.0.0.1")
-    port = _typed_value(path, "[fleet]", fleet, "port", int, 8786)
-    if not 0 < port <= _MOST_PORT:
-        raise UsageError(f"'{path}': [fleet]: port {port}: not between 1 and {_MOST_PORT}", "for example port = 8786")
+    port = _port(path, "[fleet]", fleet, "port", 8786)
     remote = [host.name for host in hosts if not host.local]
     if remote and is_loopback(scheduler):
         text = f"'{path}': {', '.join(remote)} cannot reach a scheduler at {scheduler}"
@@ -152,10 +150,10 @@ def _parse_fleet(path: Path, fleet: Mapping[str, Any], hosts: tuple[Host, ...]) 
         text = f"'{path}': [fleet]: tls = false: every connection of a fleet is TLS, on loopback too"
         raise UsageError(text, "remove the line: fleet up makes the certificates")
     silence_s = float(_typed_value(path, "[fleet]", fleet, "forget_after_s", (int, float), 60))
-    if silence_s < 1:
+    if not silence_s >= 1:
         raise UsageError(f"'{path}': [fleet]: forget_after_s {silence_s:g}: less than 1 s", "for example 60")
     alone_s = float(_typed_value(path, "[fleet]", fleet, "alone_s", (int, float), _WEEK_S))
-    if alone_s <= 0:
+    if not alone_s > 0:
         raise UsageError(f"'{path}': [fleet]: alone_s {alone_s:g}: not above 0 s", f"for example {_WEEK_S}, a week")
     return Hosts(path, hosts, scheduler, port, silence_s, alone_s)
 
@@ -177,10 +175,18 @@ def _parse_host(path: Path, place: int, content: Mapping[str, Any]) -> Host:
     texts = {key: _typed_value(path, name, content, key, str, None) for key in ("folder", "key", "known_hosts")}
     return Host(
         name, board, local, address or None,
-        _typed_value(path, name, content, "ssh_port", int, None),
+        _port(path, name, content, "ssh_port", None),
         _typed_value(path, name, content, "python", str, sys.executable if local else "python3"),
         environment=dict(environment), **texts,
     )  # fmt: skip
+
+
+def _port(path: Path, where: str, content: Mapping[str, Any], key: str, otherwise: int | None) -> Any:
+    port = _typed_value(path, where, content, key, int, otherwise)
+    if port is not None and not 0 < port <= _MOST_PORT:
+        hint = f"for example {key} = {otherwise or 22}"
+        raise UsageError(f"'{path}': {where}: {key} {port}: not between 1 and {_MOST_PORT}", hint)
+    return port
 
 
 def _typed_value(path: Path, where: str, content: Mapping[str, Any], key: str, kind: Any, otherwise: Any) -> Any:

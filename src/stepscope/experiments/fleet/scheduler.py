@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stepscope.experiments.fleet.agent import hold_folder, publish_state, set_event_when_unneeded
 from stepscope.experiments.fleet.certificates import (
     DEVICE,
     GATHERER,
@@ -25,7 +26,6 @@ from stepscope.experiments.fleet.certificates import (
     tls_context,
     verify_peer,
 )
-from stepscope.experiments.fleet.processes import hold_folder, publish_state, set_event_when_unneeded
 from stepscope.experiments.fleet.protocol import BadMessage, Link
 
 _MOST_CONNECTIONS = 512

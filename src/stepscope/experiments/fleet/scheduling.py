@@ -427,10 +427,15 @@ def new_fleet(request: SuiteRun, out: Path, where: SchedulerAddress, says: Calla
 
 
 def resume_fleet(request: SuiteRun, out: Path) -> FleetFolder:
-    """Resume a sweep as it was begun, with all its boards; refused where a workload has changed."""
-    if request.given_options or request.boards is not None:
-        raise UsageError("a fleet's sweep goes on as it was begun", "leave out all but --fleet, --resume and --out")
+    """Resume a sweep as it was begun, with all its boards or those named; refused where a workload has changed."""
+    if request.given_options:
+        hint = "leave out all but --fleet, --boards, --resume and --out"
+        raise UsageError("a fleet's sweep goes on as it was begun", hint)
     folder = FleetFolder(out)
+    for name in request.boards or ():
+        if name not in folder.boards:
+            raise UnknownName("board", name, folder.boards)
+    folder.boards = {name: folder.boards[name] for name in request.boards or folder.boards}
     for sweep in folder.boards.values():
         sweep.refuse_programs_of_others()
     names = list(next(iter(folder.boards.values())).plan["workloads"])

@@ -25,8 +25,8 @@ from stepscope.errors import OutputNotWritable, RunDamaged, StepscopeError
 from stepscope.experiments.engine.engine import installed_versions
 from stepscope.experiments.engine.folder import SweepFolder, translate_sweep_write_errors
 from stepscope.experiments.engine.process import disk_was_full, run_child
+from stepscope.experiments.fleet.agent import hold_folder, publish_state, set_event_when_unneeded
 from stepscope.experiments.fleet.certificates import CERTIFICATE, sign
-from stepscope.experiments.fleet.processes import hold_folder, publish_state, set_event_when_unneeded
 from stepscope.experiments.fleet.protocol import BadMessage, Link, open_link, with_timeout
 from stepscope.experiments.suite.rules import RunRules, cool_down
 from stepscope.files import read_json_object, replace_json, sha256_of, sync
@@ -374,10 +374,7 @@ def _verify_hashes(coming: Path, files: Sequence[FileEntry]) -> None:
 MOST_FILES = 20_000
 MOST_BYTES = 16_000_000_000
 _MOST_NAME = 255  # bytes: what file systems take
-_MOST_PATH, _MOST_DEPTH = (
-    1024,
-    16,
-)  # bytes and folders of a name: below the folder of a sweep it is still one that systems take
+_MOST_PATH, _MOST_DEPTH = 1024, 16  # bytes and folders: below the folder of a sweep it is one that systems take
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

@@ -98,15 +98,8 @@ def imported_conv_5_vs_3(repeats: Mapping[tuple[str, str, str], Mapping[int, Flo
             three, five, seven = (sizes[size][:count] for size in (_SMALL, _MIDDLE, _LARGE))
             mean, low, high = mean_interval((three + five) / seven)
             times = {"ms_3": float(np.median(three)), "ms_5": float(np.median(five)), "ms_7": float(np.median(seven))}
-            yield {
-                "source": source,
-                "where": where,
-                "part": part,
-                "ratio": mean,
-                "low": null_if_nan(low),
-                "high": null_if_nan(high),
-                **times,
-            }
+            ratio = {"ratio": mean, "low": null_if_nan(low), "high": null_if_nan(high)}
+            yield {"source": source, "where": where, "part": part, **ratio, **times}
 
 
 def conv_5_vs_3_places(kernels: Sequence[Kernel]) -> list[dict[str, Any]]:

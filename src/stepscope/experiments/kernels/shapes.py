@@ -230,10 +230,7 @@ def _read_linear(x: Tensor, w: Tensor, bias: Any = None) -> Iterable[tuple[str, 
 
 def _read_batch_norm(x: Tensor, *_: Any, **__: Any) -> Iterable[tuple[str, dict[str, int]]]:
     if x.dim() == 4:
-        yield (
-            "batch_norm",
-            {"batch": x.shape[0], "channels": x.shape[1], "height": x.shape[2], "width": x.shape[3]},
-        )
+        yield "batch_norm", dict(zip(("batch", "channels", "height", "width"), x.shape, strict=True))
 
 
 def _read_attention(

@@ -47,9 +47,7 @@ from stepscope.experiments.kernels.rates import (
     rates_frame,
 )
 from stepscope.experiments.kernels.shapes import Kernel, kernels_of, sweep_kernels
-from stepscope.experiments.kernels.timing import (
-    WHOLE,
-)
+from stepscope.experiments.kernels.timing import WHOLE
 from stepscope.record.train import torch_threads
 from stepscope.runfolder.schema import QUIET
 from stepscope.units import percent, plural
@@ -299,8 +297,8 @@ def _kernel_table(rows: Sequence[KernelRate]) -> ResultTable:
     columns = ("source", "kernel", "part", "times a step", "us", "low", "high", "GFLOP/s", "GB/s", "FLOP/B")
     body = tuple(
         (
-            row.source, row.kernel.label, row.part, row.times, row.ns / 1e3, _microseconds(row.low_ns),
-            _microseconds(row.high_ns), row.flops_per_s / 1e9, row.bytes_per_s / 1e9, row.flops / row.bytes,
+            row.source, row.kernel.label, row.part, row.times, row.ns / 1e3, row.low_ns and row.low_ns / 1e3,
+            row.high_ns and row.high_ns / 1e3, row.flops_per_s / 1e9, row.bytes_per_s / 1e9, row.flops / row.bytes,
         )
         for row in rows
     )  # fmt: skip
@@ -369,7 +367,3 @@ def _agreement(of: Mapping[str, Any]) -> str:
 
 def _interval_end_ps(row: KernelRate, side: str) -> float | None:
     return None if row.low_ns is None else row.bound(side)
-
-
-def _microseconds(ns: float | None) -> float | None:
-    return None if ns is None else ns / 1e3

@@ -69,14 +69,13 @@ def timer_to_bare_loop_ratio(
     """
     timer = _timer(call, threads, clock)
     calls = max(1, round(_BLOCK_S / max(timer.timeit(1).median, 1e-9)))
-    ratios = []
+    bare_s, timer_s = [], []
     for _ in range(_BARE_ROUNDS):
         call()  # the timer warms up before each of its blocks as well
         call()
-        bare = bare_loop_s(call, calls, clock)
-        ratios.append(timer.timeit(calls).median / bare)
-    ratio, low, high = median_interval(np.array(ratios))
-    return {"ratio": float(ratio), "low": null_if_nan(float(low)), "high": null_if_nan(float(high)), "calls": calls}
+        bare_s.append(bare_loop_s(call, calls, clock))
+        timer_s.append(timer.timeit(calls).median)
+    return {**median_ratio([np.array(timer_s)], np.array(bare_s)), "calls": calls}
 
 
 def time_in_turn(calls: Mapping[str, Call], rounds: int, seconds: float) -> dict[str, Floats]:

@@ -271,6 +271,7 @@ class Observations(StudyRequest):
         """Return where runs are given and no workloads, those of the runs are counted on dry runs."""
         from stepscope import workloads
         from stepscope.experiments.observations._measurements import runs_in
+        from stepscope.record.device import usable_cores
 
         device, runs = check_device(self.device), [run for sweep in self.from_ for run in runs_in(sweep)]
         workload_names = {workload.name for workload in workloads.every()}
@@ -283,7 +284,9 @@ class Observations(StudyRequest):
         for name in self.workloads:
             if name not in workload_names:
                 raise UnknownName("workload", name, workload_names)
-        threads = self.threads or (_threads() if device == "cpu" else None)
+        threads = self.threads
+        if threads is None and device == "cpu":  # one core is left, so that the cores that train can be told apart
+            threads = max(1, usable_cores() - 1)
         sweeps = tuple(sweep.absolute() for sweep in self.from_)
         return replace(self, device=device, threads=threads, from_=sweeps, **axes)
 
@@ -291,10 +294,3 @@ class Observations(StudyRequest):
         from stepscope.experiments.observations.study import observation_plan
 
         return observation_plan(self)
-
-
-def _threads() -> int:
-    """One core less than there are, so that the cores that train can be told from the others."""
-    from stepscope.record.device import usable_cores
-
-    return max(1, usable_cores() - 1)

@@ -61,12 +61,6 @@ POWER = {"run": pl.String, "workload": pl.String, "kind": pl.String, "batch": pl
 MEMORY = {"workload": pl.String, "batch": pl.Int64, "part": pl.String, "bytes": pl.Int64}
 DAYS = {"seed": pl.Int64, "batch": pl.Int64, "day": pl.Int64, "accuracy": pl.Float64}
 _SCHEMAS = {"runs": RUNS, "cores": CORES, "rhythm": RHYTHM, "power": POWER, "memory": MEMORY, "days": DAYS}
-
-
-def _empty_frame(name: str) -> pl.DataFrame:
-    return pl.DataFrame(schema=_SCHEMAS[name])
-
-
 BOARDS_GPU = "simulated GPU"  # of a board that computes: the training counts as one on an accelerator
 OWN_TIME = "by the training's own CPU time, because of background CPU load"
 
@@ -89,12 +83,12 @@ class TimedRuns:
 class Evidence:
     """All that is judged; `absent` says by "power", "accelerator", "memory" and "days" why there is none of it."""
 
-    runs: pl.DataFrame = field(default_factory=lambda: _empty_frame("runs"))
-    cores: pl.DataFrame = field(default_factory=lambda: _empty_frame("cores"))
-    rhythm: pl.DataFrame = field(default_factory=lambda: _empty_frame("rhythm"))
-    power: pl.DataFrame = field(default_factory=lambda: _empty_frame("power"))
-    memory: pl.DataFrame = field(default_factory=lambda: _empty_frame("memory"))
-    days: pl.DataFrame = field(default_factory=lambda: _empty_frame("days"))
+    runs: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RUNS))
+    cores: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CORES))
+    rhythm: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RHYTHM))
+    power: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=POWER))
+    memory: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=MEMORY))
+    days: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=DAYS))
     absent: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -276,11 +270,8 @@ def _window_comparison(use: ProcessorUse | None, threads: int | None) -> dict[st
         columns["alternation"] = correlation(use.accelerator, mean)
         readings = use.accelerator[np.isfinite(use.accelerator)]
         if len(readings):  # of the same windows as the CPU's, warm-up excluded
-            columns |= {
-                "accelerator_use": float(readings.mean()),
-                "accelerator_use_low": None,
-                "accelerator_use_high": None,
-            }
+            columns |= {"accelerator_use": float(readings.mean())}
+            columns |= dict.fromkeys(("accelerator_use_low", "accelerator_use_high"))
     groups = busiest_and_other_cores_use(use, threads or 0)
     if groups is not None:
         ours, others = groups
@@ -449,7 +440,7 @@ def channel_rhythms(run: Run, use: ProcessorUse | None) -> Iterator[RhythmRow]:
     if len(steps) < _LEAST_STEPS:
         return
     edges = steps.select("t0_ns", "t1_ns").to_numpy().astype(np.float64)
-    for of, what, series, smears_ns in _channels_to_fold(run, use, edges):
+    for of, what, series, smears_ns in _use_and_power_series(run, use, edges):
         yield {"of": of, "what": what, **step_periodicity(series, edges, smears_ns)}
 
 
@@ -498,7 +489,9 @@ def phases_within_steps(series: Series, edges_ns: Floats) -> tuple[np.ndarray[tu
     return np.where(inside, step, -1).astype(np.int64), phase
 
 
-def _channels_to_fold(run: Run, use: ProcessorUse | None, edges: Floats) -> Iterator[tuple[str, str, Series, float]]:
+def _use_and_power_series(
+    run: Run, use: ProcessorUse | None, edges: Floats
+) -> Iterator[tuple[str, str, Series, float]]:
     span = float(edges[0, 0]), float(edges[-1, 1])
     if use is not None:
         middle = (use.edges_ns[1:] + use.edges_ns[:-1]) / 2

@@ -187,7 +187,7 @@ def judge_energy_grows_less(evidence: Evidence) -> Verdict:
     Energy is the whole device's: runs with background CPU load are not judged, whatever their threads.
     """
     quiet, timed = evidence.runs_without_load, evidence.timed
-    why = "" if evidence.runs["energy_per_step_j"].drop_nulls().len() else _no_energy(evidence)
+    why = "" if evidence.runs["energy_per_step_j"].drop_nulls().len() else evidence.absent.get("power", _NO_ENERGY)
     disturbed = evidence.runs.filter(pl.col("background").is_not_null())["workload"].unique(maintain_order=True)
     alone = timed.disturbed or dict.fromkeys(disturbed, "its runs were disturbed and are not judged")
     claims = [(_GROWS, Limits(least=0.0)), (_LESS, Limits(most=1.0))]
@@ -197,10 +197,7 @@ def judge_energy_grows_less(evidence: Evidence) -> Verdict:
     )
 
 
-def _no_energy(evidence: Evidence) -> str:
-    return evidence.absent.get(
-        "power", "the energy of the whole device was not measured with two batch sizes of a model"
-    )
+_NO_ENERGY = "the energy of the whole device was not measured with two batch sizes of a model"
 
 
 ENERGY_GROWS_LESS = Observation(

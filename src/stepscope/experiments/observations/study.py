@@ -160,8 +160,6 @@ def ranking_table(evidence: Evidence) -> ResultTable:
     return ResultTable("rankings", "The paper's rankings", columns, tuple(rows), _TEST)
 
 
-# `stepscope study observations`: measure, judge the twelve observations of the 2019 paper, draw its figures.
-
 TITLE = "The twelve observations of the 2019 paper on this device"
 
 
@@ -171,7 +169,8 @@ def observation_plan(request: Observations) -> Plan:
     def judge(results: Mapping[str, Result]) -> Findings:
         gathered = gather_measurements(request, results)
         runs, notes = _select_comparable_runs(gathered)
-        evidence = gather_evidence(runs, gathered.frames, {**_not_requested(request), **gathered.absent})
+        unselected = {name: "not selected (--only)" for name in ("memory", "days") if name not in request.needs}
+        evidence = gather_evidence(runs, gathered.frames, {**unselected, **gathered.absent})
         return build_findings(evidence, runs, request, notes)
 
     return Plan(planned_measurements(request), judge, time_limit_s=request.time_limit)
@@ -263,10 +262,6 @@ def _as_text(facts: Mapping[str, Any]) -> Facts:
     return tuple((name.replace("_", " "), str(value)) for name, value in facts.items())
 
 
-def _not_requested(request: Observations) -> dict[str, str]:
-    return {name: "not selected (--only)" for name in ("memory", "days") if name not in request.needs}
-
-
 def _answer(verdicts: Sequence[Verdict]) -> str:
     by = {outcome: [str(verdict.number) for verdict in verdicts if verdict.outcome == outcome] for outcome in _ORDER}
     parts = [
@@ -345,16 +340,9 @@ def _method_table(verdicts: Sequence[Verdict]) -> ResultTable:
 
 def _means_by_workload_table(evidence: Evidence, simulated: str | None) -> ResultTable:
     columns = (
-        "workload",
-        "batch",
-        "runs",
-        "ms a step",
-        "samples/s",
-        "CPU use",
-        "training process",
-        "accelerator use",
+        "workload", "batch", "runs", "ms a step", "samples/s", "CPU use", "training process", "accelerator use",
         "J a step",
-    )
+    )  # fmt: skip
     of = ("step_ms", "samples_per_s", "cpu_use", "trainer_cores", "accelerator_use", "energy_per_step_j")
     grouped = evidence.runs.group_by("workload", "batch").agg(
         pl.len().alias("runs"), *(pl.col(name).mean() for name in of)

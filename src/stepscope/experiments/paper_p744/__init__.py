@@ -144,12 +144,7 @@ class PaperP744(StudyRequest):
         from stepscope.experiments.engine.engine import Point
 
         return [
-            Point(
-                network,
-                f"heap of {workload}, on dry runs",
-                _TASK,
-                {"workload": workload, "batch": self.batch},
-                timed=False,
-            )
+            Point(network, f"heap of {workload}, on dry runs", _TASK, orders, timed=False)
             for network, workload in self.networks.items()
+            for orders in [{"workload": workload, "batch": self.batch}]
         ]

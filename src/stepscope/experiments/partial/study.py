@@ -142,7 +142,11 @@ def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], reques
 def _answer(outcomes: Sequence[SettingOutcome]) -> str:
     """Return what all of it gives, and the parts that nothing beats in time or memory."""
     whole = next((outcome for outcome in outcomes if outcome.setting.way == "all"), None)
-    sentences = [] if whole is None else [f"Training all gives {_accuracy(whole)} in {whole.time_s.value:.3g} s."]
+    sentences = (
+        []
+        if whole is None
+        else [f"Training all gives {estimate(*whole.accuracy.row, '%')} in {whole.time_s.value:.3g} s."]
+    )
     for cost, word in (("time_s", "time"), ("peak_mb", "memory")):
         names = [outcome for outcome in outcomes if outcome.setting.name in pareto_front(outcomes, cost)]
         if names:
@@ -151,11 +155,6 @@ def _answer(outcomes: Sequence[SettingOutcome]) -> str:
             others = f"; by the intervals perhaps also {', '.join(unsure)}" if unsure else ""
             sentences.append(f"For its {word} unbeaten: {listed}{others}.")
     return " ".join(sentences)
-
-
-def _accuracy(outcome: SettingOutcome) -> str:
-    mean = outcome.accuracy
-    return estimate(mean.value, mean.low, mean.high, "%")
 
 
 def _notes(outcomes: Sequence[SettingOutcome], request: PartialTraining) -> Iterator[str]:
@@ -343,22 +342,11 @@ def _curves(outcomes: Sequence[SettingOutcome], cost: str) -> pl.DataFrame:
     rows: list[dict[str, Any]] = []
     for outcome in outcomes:
         for evaluations in zip(*(cell["curve"] for cell in outcome.cells), strict=True):
-            at, gain = (
-                mean_of([evaluation[cost] for evaluation in evaluations]),
-                mean_of([evaluation["accuracy"] for evaluation in evaluations], 100, SHARE),
-            )
+            at = mean_of([evaluation[cost] for evaluation in evaluations])
+            gain = mean_of([evaluation["accuracy"] for evaluation in evaluations], 100, SHARE)
             if at is not None and gain is not None:
-                bounds = {"low": gain.low, "high": gain.high}
-                rows.append(
-                    {
-                        "way": outcome.setting.name,
-                        "title": _title(cost, outcome),
-                        "step": evaluations[0]["step"],
-                        "cost": at.value,
-                        "percent": gain.value,
-                        **bounds,
-                    }
-                )
+                row = {"way": outcome.setting.name, "title": _title(cost, outcome), "step": evaluations[0]["step"]}
+                rows.append({**row, "cost": at.value, "percent": gain.value, "low": gain.low, "high": gain.high})
     return pl.DataFrame(rows, schema=_CURVE)
 
 
@@ -373,11 +361,8 @@ def _cost_gain_points(outcomes: Sequence[SettingOutcome]) -> Iterator[dict[str, 
         for outcome in outcomes:
             mean = costs_by_axis(outcome).get(cost)
             if mean is not None:
-                own = {
-                    "way": outcome.setting.name,
-                    "cost": _title(cost, outcome),
-                    "unbeaten": outcome.setting.name in best,
-                }
+                name = outcome.setting.name
+                own = {"way": name, "cost": _title(cost, outcome), "unbeaten": name in best}
                 gain = {"percent": outcome.accuracy.value, "low": outcome.accuracy.low, "high": outcome.accuracy.high}
                 yield {**own, **gain, "value": mean.value, "value_low": mean.low, "value_high": mean.high}
 

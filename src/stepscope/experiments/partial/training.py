@@ -188,7 +188,8 @@ def _start_training(
         return _with_classes(training, orders.classes), None, note
     if not orders.transfer:
         return _with_classes(training, orders.classes), None, None
-    everything = sorted(set(labels_of(_train_data(training.splits)).tolist()))
+    assert training.splits.train is not None, "refused before: a workload without training data"
+    everything = sorted(set(labels_of(training.splits.train).tolist()))
     former, new = (
         (tuple(sorted(set(everything) - set(orders.classes))), orders.classes)
         if orders.classes
@@ -205,11 +206,6 @@ def _start_training(
 def _with_classes(training: Training, classes: tuple[int, ...]) -> Training:
     """Return the training on these classes; on all where none is named."""
     return training if not classes else replace(training, splits=splits_of_classes(training.splits, classes))
-
-
-def _train_data(splits: Splits) -> Any:
-    assert splits.train is not None, "refused before: a workload without training data"
-    return splits.train
 
 
 def _load_or_pretrain(before: Training, orders: PartialTrainingOrders, environment: TrainingEnvironment) -> None:
@@ -344,7 +340,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile, OSError) as error:
         why = (
-            "it holds more than tensors, or no tensors at all" if _is_pickle_error(error) else str(error).split("\n")[0]
+            "it holds more than tensors, or no tensors at all"  # torch says how to execute what is in such files
+            if isinstance(error, (pickle.UnpicklingError, EOFError)) or not str(error)
+            else str(error).split("\n")[0]
         )
         raise UsageError(f"'{path}' is not a file of plain weights, so it was not loaded: {why}", _HINT) from error
     for name in _WRAPPED:
@@ -373,11 +371,6 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: str) -> s
         )
     model.load_state_dict({name: tensor for name, tensor in weights.items() if name not in other}, strict=False)
     return f"the last layer is new: in {origin} it has another size" if other else None
-
-
-def _is_pickle_error(error: Exception) -> bool:
-    """Torch answers such files with ways to execute them: nothing to repeat to a user."""
-    return isinstance(error, (pickle.UnpicklingError, EOFError)) or not str(error)
 
 
 def _shape_text(tensor: Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import traceback
@@ -296,7 +297,10 @@ def resume_sweep(request: SuiteRun, out: Path) -> SweepFolder:
     folder.refuse_programs_of_others(request.workloads or ())
     here = {"device": describe_device(), "versions": installed_versions()}
     refuse_other_device(out, comparable_facts(folder.plan), comparable_facts(here))
-    present = [entry for name in folder.plan["workloads"] for entry in _current_entries(name)]
+    present: list[WorkloadEntry] = []
+    for name in folder.plan["workloads"]:
+        with contextlib.suppress(UsageError):
+            present += _workload_entries([name])
     if request.given_options:
         entries = chosen_entries(request) if {"workloads", "tier"} & request.given_options.keys() else present
         anew = sweep_plan(request, entries, sweep_grid(request), folder.path.name)
@@ -307,13 +311,6 @@ def resume_sweep(request: SuiteRun, out: Path) -> SweepFolder:
             raise UsageError(text, "leave these options out, or begin a new sweep with another --out")
     folder.refuse_changes(present)
     return folder
-
-
-def _current_entries(name: str) -> list[WorkloadEntry]:
-    try:
-        return _workload_entries([name])
-    except UsageError:
-        return []
 
 
 # Trainings of the user's own: scripts, and functions that return the parts of a training. A script decides its batch

@@ -66,7 +66,7 @@ def cost_table(question: SweepQuestion, every: Sequence[SettingCost]) -> ResultT
     """A row for each quantity of each setting, with its interval."""
     quantities = measured_quantities(every)
     rows = tuple(
-        (question.label(cost.setting), quantity.column, value.value, value.low, value.high, cost.repeats)
+        (question.label(cost.setting), quantity.column, *value.row, cost.repeats)
         for quantity in quantities
         for cost in every
         if (value := cost.values.get(quantity)) is not None
@@ -127,14 +127,7 @@ def _frames(
     question: SweepQuestion, every: Sequence[SettingCost], trainings: Sequence[TrainingRun]
 ) -> dict[str, pl.DataFrame]:
     rows = [
-        (
-            question.label(cost.setting),
-            question.place(cost.setting),
-            quantity.column,
-            value.value,
-            value.low,
-            value.high,
-        )
+        (question.label(cost.setting), question.place(cost.setting), quantity.column, *value.row)
         for cost in every
         for quantity, value in cost.values.items()
     ]

@@ -16,14 +16,15 @@ import torch
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.experiments.tune.batch_copies import BatchCopies, copy_of_batch
 from stepscope.experiments.tune.changes import Change, all_changes, changes_applied
 from stepscope.experiments.tune.changes.loop import merge_loader_arguments
 from stepscope.experiments.tune.child import execute_command
 from stepscope.experiments.tune.delays import DELAY, delay_of
 from stepscope.experiments.tune.loop_protection import (
+    BatchCopies,
     HeldInterrupts,
     StepState,
+    copy_of_batch,
     put_back,
     refuse_unprotected,
 )
@@ -306,7 +307,7 @@ def _endless_batches(loader: Iterable[Any]) -> Iterator[Any]:
     raise UsageError("the data loader gives no more batches: its stream is at its end", "give a list of batches")
 
 
-def sources_of_loop(
+def loop_identity(
     step: Callable[[Any], Any], batches: Iterable[Any], targets: Targets, bench: BlockRunner
 ) -> dict[str, str]:
     """Return what a loop trains by name: two loops that differ in it are two trainings."""

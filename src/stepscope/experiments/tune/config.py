@@ -8,8 +8,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,13 +180,18 @@ def changes_of(config: Config) -> list[Change]:
     return [by_name[name] for name in config.changes]
 
 
-def refuse_no_parts(config: Config, workload: Workload | None = None, batch: int | None = None) -> None:
+def refuse_no_parts(
+    config: Config, workload: Workload | None = None, batch: int | None = None, precision: str | None = None
+) -> None:
     """Raise UsageError where a batch was to be divided and cannot be: no workload makes the step, or not like that."""
     size = 0 if workload is None else batch or workload.default_batch
     facts = {**config.facts, "divisible": workload is not None and workload.step is None, "batch": size}
     for change in changes_of(replace(config, facts=facts)):
-        if change.group == "accumulate" and change.refused:
-            raise UsageError(f"--with: {change.name} cannot be made: {change.refused}", "take it out of the file")
+        scaled = "the loss of fp16 is scaled for a whole batch" if precision == "fp16" else ""
+        if change.group == "accumulate" and (change.refused or scaled):
+            raise UsageError(
+                f"--with: {change.name} cannot be made: {change.refused or scaled}", "take it out of the file"
+            )
 
 
 def apply_to_workload(workload: Workload, config: Config) -> Workload:
@@ -194,27 +199,41 @@ def apply_to_workload(workload: Workload, config: Config) -> Workload:
     changes = changes_of(config)
     if not changes:
         return workload
-    from stepscope.experiments.tune.child import make_step
-    from stepscope.experiments.tune.training import Targets, observe_training
+    from stepscope.experiments.tune.training import Targets
+    from stepscope.workloads.contract import Workload
 
     early = [change for change in changes if change.at_start and change.group != "compile"]
     _kept.enter_context(changes_applied(early, Targets((), ())))
     later = [change for change in changes if change not in early]
+
+    class Changed(Workload):
+        """A workload whose prepared training is changed: what else wraps its loss or step does so below the changes."""
+
+        def prepare(self, *args: Any, **choices: Any) -> Training:
+            plain = super().prepare(*args, **choices)
+            return replace(plain, workload=replace(self, step=_changed_step(plain, later)))
+
+    return Changed(**{field.name: getattr(workload, field.name) for field in fields(workload)})
+
+
+def _changed_step(plain: Training, changes: Sequence[Change]) -> Callable[[Training, Batch], Tensor]:
+    from stepscope.experiments.tune.child import make_step
+    from stepscope.experiments.tune.training import Targets, observe_training
+
     targets: list[Targets] = []
 
-    def step(training: Training, batch: Batch) -> Tensor:
-        plain = replace(training, workload=workload)
+    def step(_: Training, batch: Batch) -> Tensor:
         loss: Tensor
         if targets:
             loss = make_step(plain, targets[0], batch)
             return loss
         with observe_training() as observer:
             loss = plain.step(batch)
-        targets.append(Targets((training.model,), training.optimizers, tuple(observer.called_modules.values())))
-        _kept.enter_context(changes_applied(later, targets[0]))
+        targets.append(Targets((plain.model,), plain.optimizers, tuple(observer.called_modules.values())))
+        _kept.enter_context(changes_applied(changes, targets[0]))
         return loss
 
-    return replace(workload, step=step)
+    return step
 
 
 def apply_to_script(path: str) -> None:

@@ -27,6 +27,7 @@ from stepscope.experiments.tune.pair_statistics import (
     TunableTraining,
     TuneRules,
     file_name,
+    non_negative_number,
     ratio_interval,
     saved_bytes,
     saving,
@@ -70,13 +71,13 @@ class Tuning:
         self._open, self.rules, self._desk, self._apart = open_training, rules, desk or ExperimentStore(), apart
         self._shuffle = random.Random(rules.seed)
         progress = self._desk.kept.get("progress", {})
-        self._spent_s = _non_negative_number(progress.get("spent_s"))
+        self._spent_s = non_negative_number(progress.get("spent_s"))
         self._began_ns = monotonic_ns()
         self._trainings: list[TunableTraining] = []
         self._warm: set[tuple[int, tuple[str, ...]]] = set()
         self._altered: set[int] = set()  # processes in which changes were made
         self._compiled: set[int] = set()  # processes that begin with compiling
-        self._couple = int(_non_negative_number(progress.get("couples")))
+        self._couple = int(non_negative_number(progress.get("couples")))
         self.facts: dict[str, Any] = {}
         self.known: dict[str, Change] = {}
         self.arms: dict[str, Arm] = {}
@@ -589,8 +590,3 @@ class Tuning:
             return
         spent = self._spent_s + (monotonic_ns() - self._began_ns) / 1e9
         self._desk.keep("progress", {"spent_s": spent, "couples": self._couple + 1, "facts": self.facts})
-
-
-def _non_negative_number(value: Any) -> float:
-    """Return a number that a folder states; 0 where it is none."""
-    return float(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
+import copyreg
 import dis
 import functools
 import io
@@ -13,7 +15,7 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset
 
+from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.experiments.tune.batch_copies import slot_names
 from stepscope.experiments.tune.training import Targets, refuse_untimed_device
-from stepscope.experiments.tune.training_state import OF_TORCH, PLAIN, OwnRestorer, State
+from stepscope.experiments.tune.training_state import OF_TORCH, PLAIN, OwnRestorer, State, attributes_restorer
 
 _PARTS = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler, torch.Generator, random.Random)
 _DEEP = 6  # names, attributes and items on the way from a step to what it changes
@@ -99,7 +102,7 @@ class StepState(OwnRestorer):
 
     def _walk(self, roots: Iterable[Any]) -> None:
         objects: dict[int, Any] = {}
-        kinds: set[type] = set()
+        owners: dict[int, Any] = {}  # classes and modules of the user's, by their id
         waiting = collections.deque((root, 0, True) for root in roots)
         while waiting and len(objects) < _MOST_OBJECTS:
             value, depth, is_own = waiting.popleft()
@@ -108,12 +111,13 @@ class StepState(OwnRestorer):
                 with contextlib.suppress(Exception):  # a proxy, or a list of somebody's
                     inner_values = self._visit(value, is_own)
                     waiting += ((inner, depth + 1, own) for inner, own in inner_values if depth < _DEEP)
-                kinds |= {kind for kind in type(value).__mro__ if _is_of_user(kind.__module__)}
-            if not waiting:  # of methods those that are used, which is known by now
-                methods = [vars(kind)[name] for kind in kinds for name in vars(kind).keys() & self._used]
-                functions = [getattr(method, "fget", getattr(method, "__func__", method)) for method in methods]
-                functions = [function for function in functions if isinstance(function, types.FunctionType)]
-                waiting += ((function, 1, True) for function in functions if id(function) not in objects)
+                new = {id(owner): owner for owner in _owners_of(value) if id(owner) not in owners}
+                self._restorers += [attributes_restorer(owner, self._used) for owner in new.values()]
+                owners |= new
+            if not waiting:  # of methods and names of modules those that are used, which is known by now
+                used = [vars(owner)[name] for owner in owners.values() for name in vars(owner).keys() & self._used]
+                inner = [value for value in map(_function_of, used) if type(value) not in PLAIN]
+                waiting += ((value, 1, True) for value in inner if id(value) not in objects)
 
     def _visit(self, value: Any, is_own: bool) -> Iterator[tuple[Any, bool]]:
         """Keep a value; yield what a function uses, an object or a container holds, and whether it is the user's."""
@@ -195,6 +199,14 @@ class StepState(OwnRestorer):
             yield value, is_own
 
 
+def _owners_of(value: Any) -> list[Any]:
+    """Return the classes of the user's that make an object what it is, or a class; a module of the user's itself."""
+    if issubclass(type(value), types.ModuleType):  # `isinstance` would ask a proxy
+        return [value] if _is_of_user(value.__name__) else []
+    kind = value if issubclass(type(value), type) else type(value)
+    return [owner for owner in kind.__mro__ if _is_of_user(owner.__module__)]
+
+
 @functools.cache
 def _is_of_user(module: str) -> bool:
     """Return whether a module is neither of Python nor of an installed library."""
@@ -218,6 +230,13 @@ def _mapping_restorer(mapping: dict[str, Any], only: Collection[str] | None = No
         mapping.update(before)
 
     return restore
+
+
+def _function_of(value: Any) -> Any:
+    """Return the function behind a property or a method that takes no object."""
+    if type(value) is property:
+        return value.fget
+    return value.__func__ if type(value) in (staticmethod, classmethod) else value
 
 
 def _container_restorer(container: Any) -> Callable[[], None]:
@@ -313,3 +332,65 @@ def recompiled_after() -> Iterator[None]:
             setattr(dynamo.config, name, value)
         if dynamo.utils.counters["stats"]["unique_graphs"] != graphs:
             dynamo.reset()
+
+
+def copy_of_batch(value: Any, depth: int = 0) -> Any:
+    """Return a batch that a step may alter: containers, its own objects, memory of tensors and arrays are new."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if isinstance(value, (dict, collections.UserDict)):
+        duplicate = copy.copy(value)
+        for name in duplicate:
+            duplicate[name] = copy_of_batch(duplicate[name], depth)
+        return duplicate
+    if isinstance(value, tuple):
+        items = (copy_of_batch(inner, depth) for inner in value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [copy_of_batch(inner, depth) for inner in value]
+    if type(value).__module__ == "numpy" and hasattr(value, "copy"):
+        return value.copy()
+    return value if isinstance(value, _NOT_OF_A_BATCH) or depth >= _MOST_NESTED else _copy_of_object(value, depth)
+
+
+_MOST_NESTED = 3  # objects within objects: what is deeper belongs to no batch, as the data set that one refers to
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
+_NOT_OF_A_BATCH: tuple[Any, ...] = (*PLAIN, type, types.ModuleType, *_FUNCTIONS, nn.Module, Dataset, DataLoader)
+
+
+def _copy_of_object(value: Any, depth: int) -> Any:
+    """Return a copy of a dataclass, or of a class of the user's; one that cannot be copied is the same."""
+    slots = slot_names(value)
+    if not (slots or getattr(value, "__dict__", None)):
+        return value
+    try:
+        duplicate = copy.copy(value)
+        for name in slots:
+            object.__setattr__(duplicate, name, copy_of_batch(getattr(value, name), depth + 1))
+    except (TypeError, AttributeError):
+        return value
+    attributes = getattr(duplicate, "__dict__", {})
+    attributes.update({name: copy_of_batch(inner, depth + 1) for name, inner in attributes.items()})
+    return duplicate
+
+
+def slot_names(value: Any) -> list[str]:
+    """Return the slots of an object that have a value."""
+    return [name for name in copyreg._slotnames(type(value)) if hasattr(value, name)]  # type: ignore[attr-defined]
+
+
+class BatchCopies:
+    """Batches of a list again and again, a copy each time. spent_ns: what copying has taken so far."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = itertools.cycle(batches)
+        self.spent_ns = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        began_ns = monotonic_ns()
+        batch = copy_of_batch(next(self._batches))
+        self.spent_ns += monotonic_ns() - began_ns
+        return batch

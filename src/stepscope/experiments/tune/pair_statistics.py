@@ -172,14 +172,14 @@ class Arm:
             if name in fields and not isinstance(fields[name], kind):
                 raise ValueError(f"{name} is {fields[name]!r}"[:100])
         pairs = fields.get("pairs", [])
-        if not all(isinstance(pair, list | tuple) and len(pair) == 2 and _are_numbers(pair) for pair in pairs):
+        if not all(isinstance(pair, list | tuple) and len(pair) == 2 and are_numbers(pair) for pair in pairs):
             raise ValueError("pairs that are none")
         lists = [fields.get(name, []) for name in _NUMBERS]
-        if max(map(len, (pairs, *lists))) > _MOST_PAIRS or not all(map(_are_numbers, lists)):
+        if max(map(len, (pairs, *lists))) > _MOST_PAIRS or not all(map(are_numbers, lists)):
             raise ValueError("numbers that are none")
         if any(abs(log) > _MOST_LOG for log in (*(log for log, _ in pairs), *fields.get("fastest", []))):
             raise ValueError("ratios that are none")
-        if not all(isinstance(span, list | tuple) and _are_numbers(span) for span in fields.get("blocks_ns", [])):
+        if not all(isinstance(span, list | tuple) and are_numbers(span) for span in fields.get("blocks_ns", [])):
             raise ValueError("blocks that are none")
         fields["pairs"] = [(float(log), int(couple)) for log, couple in pairs]
         fields["changes"], fields["at_start"] = tuple(fields.get("changes", ())), tuple(fields.get("at_start", ()))
@@ -203,8 +203,14 @@ _MOST_PAIRS = 10_000  # all means of two are looked at
 _MOST_LOG, _LARGEST = 100.0, 1e15
 
 
-def _are_numbers(values: Sequence[Any]) -> bool:
+def are_numbers(values: Sequence[Any]) -> bool:
+    """Return whether all are numbers that a study can have measured."""
     return all(isinstance(value, int | float) and abs(value) < _LARGEST for value in values)
+
+
+def non_negative_number(value: Any) -> float:
+    """Return a number that a folder states; 0 where it is none."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < _LARGEST else 0.0
 
 
 @dataclass(frozen=True)

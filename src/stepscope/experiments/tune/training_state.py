@@ -7,7 +7,7 @@ import copy
 import functools
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -350,6 +350,27 @@ class _WithStateDict:
         """Return how far a gradient scaler is with each optimizer: unscaled or stepped, and in no `state_dict`."""
         stages = getattr(self._other, "_per_optimizer_states", None)
         return {key: dict(stage) for key, stage in stages.items()} if isinstance(stages, dict) else None
+
+
+def attributes_restorer(owner: Any, used: Collection[str]) -> Callable[[], None]:
+    """Return what gives the names of a class or module their values again, and takes new numbers and containers away.
+
+    New functions, classes and modules stay: what was imported or defined on the way is expected to be there. Of a
+    module only what is used within the step is its own.
+    """
+    before = {name: value for name, value in vars(owner).items() if not name.startswith("__")}
+
+    def restore() -> None:
+        present = dict(vars(owner))
+        for name, value in before.items():
+            is_steps = name in used or isinstance(owner, type)
+            if is_steps and (name not in present or present[name] is not value):
+                setattr(owner, name, value)
+        for name in (present.keys() - before.keys()) & {*used}:
+            if issubclass(type(present[name]), (*PLAIN, dict, list, set, tuple, torch.Tensor)):
+                delattr(owner, name)
+
+    return restore
 
 
 class RandomNumbers:

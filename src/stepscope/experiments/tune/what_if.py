@@ -22,7 +22,9 @@ from stepscope.experiments.tune.pair_statistics import (
     LEAST_PAIRS,
     ExperimentStore,
     TunableTraining,
+    are_numbers,
     centre_interval,
+    non_negative_number,
     trimmed_mean,
 )
 from stepscope.experiments.tune.process import TooShort, TrainingEnded
@@ -65,6 +67,18 @@ class StepPart:
     @property
     def label(self) -> str:
         return self.name or "the model itself"
+
+    @property
+    def key(self) -> str:
+        """Return its name among all parts of a training: a layer may be called as the loader is."""
+        return f"{self.kind} {self.name}"
+
+    def take(self, stored: Any) -> None:
+        """Go on with what was measured of it before; what cannot have been counts as nothing."""
+        entry: dict[str, Any] = stored if isinstance(stored, dict) else {}
+        waits, delayed = entry.get("waits"), entry.get("delayed", math.nan)
+        if isinstance(waits, list) and 0 < len(waits) <= _MOST_PAIRS and are_numbers([*waits, delayed]):
+            self.waits, self.delayed, self.reason = [float(wait) for wait in waits], float(delayed), ""
 
     def interval(self) -> tuple[float, float, float]:
         """Return the share of its time that the step waits for, with its CI."""
@@ -111,7 +125,11 @@ class WhatIf:
     ) -> None:
         self._open, self.parts, self._seconds = open_training, list(parts), seconds
         self._desk, self._recorded = desk or ExperimentStore(), recorded or {}
-        self._random = random.Random(0)
+        progress = self._desk.kept.get(STUDY, {})
+        self._spent_s, stored = non_negative_number(progress.get("spent_s")), progress.get("parts")
+        for part in self.parts:
+            part.take(stored.get(part.key) if isinstance(stored, dict) else None)
+        self._random = random.Random(sum(len(part.waits) for part in self.parts))
         self._began_ns = monotonic_ns()
         self.step_s = math.nan
         self.as_is_s: list[float] = []
@@ -121,7 +139,7 @@ class WhatIf:
     @property
     def used(self) -> float:
         """The share of the time that has been used."""
-        return (monotonic_ns() - self._began_ns) / 1e9 / self._seconds
+        return (self._spent_s + (monotonic_ns() - self._began_ns) / 1e9) / self._seconds
 
     def run(self) -> None:
         """Measure until every part is clear or the time is over. Ctrl-C ends it, and what is known is kept."""
@@ -138,6 +156,8 @@ class WhatIf:
                     if self.used < 1 or not part.waits:
                         self._desk.tell(f"{part.label} made slower", self.used)
                         self._measure(training, part)
+                        parts = {part.key: {"waits": part.waits, "delayed": part.delayed} for part in self.parts}
+                        self._desk.keep(STUDY, {"spent_s": self.used * self._seconds, "parts": parts})
         except KeyboardInterrupt:
             self.interrupted = True
         finally:

@@ -56,6 +56,10 @@ class Source:
 
 def best_present_source(sources: Sequence[Source]) -> Source:
     """The first of the best kind that is on this machine: real and full, then real in part, then synthetic."""
+    if not sources:
+        raise DataUnavailable(
+            "the workload names no data set: its sources are empty", "name one there (docs/add-a-workload.md)"
+        )
     here = [source for source in sources if source.present()]
     if not here:
         names = ", ".join(source.name for source in sources)
