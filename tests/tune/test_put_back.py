@@ -6,7 +6,7 @@ import contextlib
 import copy
 import random
 import time
-from collections import UserDict
+from collections import UserDict, UserList
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -428,7 +428,7 @@ def test_the_time_of_a_step_has_none_of_the_copy_that_it_gets() -> None:
     model, optimizer, _ = _loop()
 
     class Noted:
-        copies: ClassVar[list[int]] = []  # a list that the step reaches by name would be put back
+        copies: ClassVar[UserList[int]] = UserList()  # a list that the step reaches by name would be put back
 
     def step(batch: tuple[torch.Tensor, _Slow]) -> None:
         Noted.copies.append(batch[1].copies)
@@ -505,7 +505,7 @@ def test_a_stream_of_data_is_read_by_no_more_workers_and_other_changes_of_its_lo
     model, optimizer, step = _loop()
 
     class Noted:
-        sizes: ClassVar[list[int]] = []
+        sizes: ClassVar[UserList[int]] = UserList()
 
     def watched(batch: torch.Tensor) -> torch.Tensor:
         Noted.sizes.append(len(batch))

@@ -69,9 +69,9 @@ ATTENTION_RULES: dict[str, Callable[[int], Rule]] = {
 # Workspaces of LSTM layers on the CPU: what forward leaves for backward, and copies of the weights in padded rows.
 
 # torch's shape function gives the workspace that forward keeps 0 bytes, so without a rule a dry run of an LSTM is up to
-# 80 % low. In float32 forward keeps buffers that begin on pages: of 97 layers (torch 2.13, oneDNN 3.12, AVX-512; 1 to
-# 512 inputs, 5 to 512 units, 1 to 192 steps) none was off by more than three pages. On AVX2 61.6 B a unit were seen,
-# where these are 61. In bf16 it was fitted (8 to 1024 inputs, 64 to 670 units): exact to 1 %.
+# 80 % low. In float32 forward keeps buffers that begin on pages: of 177 layers (torch 2.13, oneDNN 3.12, AVX2; 1 to 512
+# inputs, 5 to 512 units, 1 to 192 steps) none was off by more than three pages. With AVX-512 a fit (8 to 1024 inputs,
+# 64 to 670 units) gave 60.1 B a unit where these are 60. In bf16 it was fitted alike: exact to 1 %.
 
 # B a unit that forward keeps in bf16: a step, in rows of gates and without padding; a state, in rows of states or of
 # inputs, whichever are more, and in rows of states
@@ -81,7 +81,7 @@ _TOUCHED = 0.326  # of what is kept: pages that forward writes to; the rest is a
 _TOUCHED_BACKWARD = 16.5  # B a unit of state and step that backward touches of it besides
 _SCRATCH_FIXED = 17_000  # B
 _KEPT_FITTED, _SCRATCH_FITTED, _FITTED_FIXED = 0.045, 0.05, 18_000  # seen on 30 other layers, and pages, B
-_KEPT_EXACT = 0.002, 2 * _PAGE  # in float32
+_KEPT_EXACT = 0.002, 2 * _PAGE  # in float32, where it was measured
 _SCRATCH_IN_BF16 = 19.0  # B a unit of state and sample: one step at a time
 _LINE = 16  # floats in a cache line
 _ALIASING = 256  # a row of a multiple of this many floats gets another line, against aliasing of 4 KB
@@ -109,7 +109,7 @@ def lstm_forward(platform: Platform) -> Rule:
         touched = size if platform.acl else round(_TOUCHED * size)
         workspace = ((_WORKSPACE_OUTPUT, size, touched),) if args[_TRAINED] else ()
         requested = (scratch - _scratch_uncertainty(scratch), scratch + _scratch_uncertainty(scratch))
-        exact = x.element_size() == _FLOAT and not platform.acl and platform.block != AVX2
+        exact = x.element_size() == _FLOAT and platform.block == AVX2
         uncertainty = _KEPT_EXACT if exact else (_KEPT_FITTED, _FITTED_FIXED)
         return HiddenBytes(scratch, scratch, scratch, workspace, requested, uncertainty)
 
