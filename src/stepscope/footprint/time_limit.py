@@ -73,7 +73,7 @@ class TimeLimit:
         return True
 
     def _tick(self, _number: int, frame: Any) -> None:
-        if self._script_line(frame) is not None:  # not on its way out, which is ours
+        if self._script_line(frame) is not None and not _is_in_finalizer(frame):  # not on its way out, which is ours
             self.check(frame)
 
     def _script_line(self, frame: Any) -> int | None:
@@ -112,6 +112,15 @@ class TimeLimit:
             signal.signal(signal.SIGALRM, handler)
             if remaining_s:
                 signal.setitimer(signal.ITIMER_REAL, max(0.01, remaining_s - (time.monotonic() - self._began)), every)
+
+
+_FINALIZERS = ("__del__", "_note_end")  # the second of the log of storages: Python prints and drops what they raise
+
+
+def _is_in_finalizer(frame: Any) -> bool:
+    while frame is not None and frame.f_code.co_name not in _FINALIZERS:
+        frame = frame.f_back
+    return frame is not None
 
 
 def time_limit_cause(error: BaseException | None) -> TimeLimitReached | None:
