@@ -316,7 +316,7 @@ def test_no_step_is_decided_on_once_recording_has_stopped_for_good(
     monkeypatch.setattr(TorchRecorder, "decides", noted)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with stepscope.profile(model, out=tmp_path) as scope:
+    with stepscope.profile(model, out=tmp_path, record="all") as scope:
         for step in range(500):
             with torch.profiler.profile() if step == 20 else contextlib.nullcontext():
                 model(torch.randn(3, 4)).sum().backward()
