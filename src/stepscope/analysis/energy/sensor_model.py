@@ -17,12 +17,15 @@ from stepscope.arrays import Flags, Floats, Ints
 _SHARPEST = 1e-7  # s
 SHORTEST_RC = 2e-5  # s; a filter faster than this changes nothing that an op stamp could show
 _TAILS = 7.0  # time constants after which exp(-x) no longer counts
+_WHOLE_TAIL = 20.0  # time constants after which nothing of it is left
+_ENTRIES = 8192  # of the table of a kernel: linear between them, within 2e-5 of a reading's weight
 # Points of a unit normal and their weights: the stamps' noise blurs the kernel (a Berkson error, so no bias is left).
 # Where the kernel is smooth, Gauss's rule of three points does; ops can be as short as that noise, and a box is not.
 _SMOOTH = ((-(3**0.5), 1 / 6), (0.0, 2 / 3), (3**0.5, 1 / 6))
-_EVEN = 0.6 * np.arange(-4, 5)
-_NORMAL = np.exp(-(_EVEN**2) / 2) / np.exp(-(_EVEN**2) / 2).sum()
-_SHARP = tuple(zip((_EVEN / np.sqrt(_NORMAL @ _EVEN**2)).tolist(), _NORMAL.tolist(), strict=True))
+_EDGES = np.append(np.sqrt(2) * special.ndtri(np.arange(1, 15) / 15), np.inf)  # fifteen parts of the unit normal
+_PARTS = np.diff(special.ndtr(_EDGES), prepend=0.0)
+_MEANS = -np.diff(np.exp(-(_EDGES**2) / 2) / np.sqrt(2 * np.pi), prepend=0.0) / _PARTS
+_SHARP = tuple(zip(_MEANS.tolist(), _PARTS.tolist(), strict=True))
 BLUR_SIGMAS = 4.0  # as far as blurred pieces are looked for
 
 _FAR, _A_UNIT = 6, 512  # of the table of a blurred ramp: to so many standard deviations, in so many parts of one
@@ -81,31 +84,41 @@ class SensorModel:
         if blur is not None:
             spread = blur**2 + self.smear**2 + self.rc**2 + self.hold**2 / 12 + _SHARPEST**2
             return self._blurred(age - self.rc - self.hold / 2, width, np.sqrt(spread))
-        if not self.smear:
-            return self._sharp(age, width)
+        if self.is_box and self.smear:
+            return self._blurred(age, width, np.full(len(age), max(self.smear, _SHARPEST)))
         if self.is_box:
-            return self._blurred(age, width, np.full(len(age), self.smear))
-        total = np.zeros(len(age))
-        for node, weight in self.nodes:
-            total += weight * self._sharp(age + node * self.smear, width)
-        return total
+            box: Floats = np.clip(age / width, 0.0, 1.0)
+            return box
+        share: Floats = (self._step_integral(age) - self._step_integral(age - width)) / width
+        return share
 
     def _blurred(self, age: Floats, width: Floats, sd: Floats) -> Floats:
         share: Floats = (_blurred_step_integral(age, sd) - _blurred_step_integral(age - width, sd)) / width
         return share
 
-    def _sharp(self, age: Floats, width: Floats) -> Floats:
-        if self.hold:
-            older = self._ramp_integral(age - self.hold) - self._ramp_integral(age - width - self.hold)
-            trapezoid: Floats = (self._ramp_integral(age) - self._ramp_integral(age - width) - older) / (
-                width * self.hold
-            )
-            return trapezoid
-        if self.rc <= SHORTEST_RC:
-            box: Floats = np.clip(age / width, 0.0, 1.0)
-            return box
-        share: Floats = (self._filtered(age) - self._filtered(age - width)) / width
-        return share
+    def _step_integral(self, age: Floats) -> Floats:
+        """Integral of a step behind hold, filter and smear; of many from a table, each from the function itself."""
+        if len(age) <= _ENTRIES:
+            return self._exact_step_integral(age)
+        low, high = -self.reach, self.hold + _WHOLE_TAIL * self.rc + self.reach
+        table = self._exact_step_integral(np.linspace(low, high, _ENTRIES + 1))
+        place = np.clip((age - low) * (_ENTRIES / (high - low)), 0, _ENTRIES)
+        below = place.astype(np.int32)
+        place -= below
+        place *= np.append(np.diff(table), 0.0)[below]
+        place += table[below]
+        place += np.maximum(age - high, 0.0)
+        return place
+
+    def _exact_step_integral(self, age: Floats) -> Floats:
+        total = np.zeros(len(age))
+        for node, weight in self.nodes if self.smear else ((0.0, 1.0),):
+            moved = age + node * self.smear
+            if self.hold:
+                total += weight / self.hold * (self._ramp_integral(moved) - self._ramp_integral(moved - self.hold))
+            else:
+                total += weight * self._filtered(moved)
+        return total
 
     def _ramp_integral(self, age: Floats) -> Floats:
         """Integral of the filtered ramp."""
@@ -193,7 +206,7 @@ def _power_added_by_lane(
 ) -> list[Floats]:
     """Mean power that one lane adds in each window, W, a model each; extra: of each key (P,)."""
     blurs = [timeline.time_sd_at(end) for end, _ in windows]
-    if models and len(lane.t0) and all(blur is None for blur in blurs) and not any(model.hold for model in models):
+    if models and len(lane.t0) and all(blur is None for blur in blurs):
         return _mean_lane_power(lane, extra[lane.key], windows, models)
     parts = []
     for (end, width), model, blur in zip(windows, models, blurs, strict=True):
@@ -209,14 +222,23 @@ def _mean_lane_power(
 ) -> list[Floats]:
     """Mean power of one lane in each window, W, as the kernels weigh it; watts: of each piece."""
     edges = [_window_edges(end, width, model) for (end, width), model in zip(windows, models, strict=True)]
-    energy = np.split(energy_until(lane, watts, np.concatenate(edges)), np.cumsum([len(at) for at in edges])[:-1])
+    lengths = np.cumsum([len(at) for at in edges])[:-1]
+    energy = np.split(energy_until(lane, watts, np.concatenate(edges)), lengths)
     for rc in {model.rc for model in models if model.rc > SHORTEST_RC}:
         filtered = [place for place, model in enumerate(models) if model.rc == rc]
         in_filter = energy_in_filter(lane, watts, np.concatenate([edges[place] for place in filtered]), rc)
         for place in filtered:
             energy[place] = energy[place] - in_filter[: len(edges[place])]
             in_filter = in_filter[len(edges[place]) :]
-    return [_window_means(own, width, model) for own, (_, width), model in zip(energy, windows, models, strict=True)]
+    steady = float(watts @ (lane.t1 - lane.t0)) / max(float(lane.t1[-1] - lane.t0[0]), 1e-30)
+    held = any(model.hold for model in models)
+    integral = np.split(integral_of_energy(lane, watts, steady, np.concatenate(edges)), lengths) if held else energy
+    return [
+        steady + _window_means(whole - model.rc * own * (model.rc > SHORTEST_RC), width, model)
+        if model.hold
+        else _window_means(own, width, model)
+        for own, whole, (_, width), model in zip(energy, integral, windows, models, strict=True)
+    ]
 
 
 def _smear_nodes(model: SensorModel) -> tuple[tuple[float, float], ...]:
@@ -224,14 +246,26 @@ def _smear_nodes(model: SensorModel) -> tuple[tuple[float, float], ...]:
 
 
 def _window_edges(end: Floats, width: Floats, model: SensorModel) -> Floats:
-    """Both edges of each window, for each node of the smear."""
-    return np.concatenate([end + node * model.smear - back for node, _ in _smear_nodes(model) for back in (0.0, width)])
+    """Edges of each window's kernel, for each node of the smear: of a box two, of a trapezoid four."""
+    held = (0.0, model.hold) if model.hold else (0.0,)
+    return np.concatenate(
+        [
+            end + node * model.smear - back - older
+            for node, _ in _smear_nodes(model)
+            for back in (0.0, width)
+            for older in held
+        ]
+    )
 
 
 def _window_means(energy: Floats, width: Floats, model: SensorModel) -> Floats:
-    """Of the energy until the edges of windows: what came between, over the width."""
+    """Of the energy until the edges of windows, or its integral: what came between, over the width, and the hold."""
+    weight = np.array([weight for _, weight in _smear_nodes(model)])
+    if model.hold:
+        edges = energy.reshape(-1, 2, 2, len(width))
+        energy = (edges[:, :, 0] - edges[:, :, 1]) / model.hold
     between = energy.reshape(-1, 2, len(width))
-    mean: Floats = np.array([weight for _, weight in _smear_nodes(model)]) @ (between[:, 0] - between[:, 1]) / width
+    mean: Floats = weight @ (between[:, 0] - between[:, 1]) / width
     return mean
 
 
@@ -320,6 +354,24 @@ def energy_until(lane: Lane, watts: Floats, t: Floats) -> Floats:
     part = np.where(number < len(watts), np.maximum(t - lane.t0[here], 0.0), 0.0)
     passed: Floats = total[number] + watts[here] * part
     return passed
+
+
+def integral_of_energy(lane: Lane, watts: Floats, steady: float, t: Floats) -> Floats:
+    """Integral over time of the energy until each instant beyond that of a steady power, J s; watts: of each piece.
+
+    Without the steady power (W) it would grow with the square of time, and its differences lose their last digits.
+    """
+    knots = np.column_stack([lane.t0, lane.t1]).ravel()
+    power = np.full(len(knots) + 1, -steady)
+    power[1::2] += watts
+    length = np.diff(knots)
+    energy = np.append(0.0, np.cumsum(power[1:-1] * length))
+    whole = np.append(0.0, np.cumsum((energy[:-1] + power[1:-1] * length / 2) * length))
+    number = np.searchsorted(knots, t, side="right")
+    knot = np.maximum(number - 1, 0)
+    since = t - knots[knot]
+    total: Floats = whole[knot] + (energy[knot] + power[number] * since / 2) * since
+    return total
 
 
 def energy_in_filter(lane: Lane, watts: Floats, t: Floats, rc: float) -> Floats:
