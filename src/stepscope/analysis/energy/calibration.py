@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
-from stepscope.analysis.energy.coarse_search import Prior, Start, coarse_search
+from stepscope.analysis.energy.coarse_search import Prior, Start, coarse_search, diverse_starts
 from stepscope.analysis.energy.likeliest_window import LikeliestWindow, likeliest_sensor
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import ANY_SPREAD, Moments, log_evidence, regress
@@ -45,7 +45,7 @@ _FIRST_PIECES, _POLISH_PIECES = 120_000, 600_000  # pieces in their windows: wid
 FEW_KEYS = 64, 256  # kinds and signatures that matter to how a source sees the past; fewer make it wrong
 _SEARCHED = 16  # kinds that the search for a start tells apart
 _STEPS_SEEN = 40  # the first readings are spread over so many steps, if there are
-_STARTS, _TRIAL_ROUNDS, _ROUNDS, _POLISH_ROUNDS = 6, 4, 14, 5
+_TRIAL_ROUNDS, _ROUNDS, _POLISH_ROUNDS = 4, 14, 5
 _ROUNDS_NEAR = 6
 _APART = 0.010  # s: channels of a chip are converted one after another, and so read by so much later
 _CLEARLY = 5.0  # natural logarithm: by how much likelier a model of its own must be than that of a source like it
@@ -95,7 +95,7 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
     thin = _thin_readings(timeline, readings)
     spread = thin.first(FIRST)
     near = condense(timeline.until(float(spread.stamp[-1]) + 0.3), _SEARCHED, 0)
-    starts = _diverse_starts(coarse_search(near, spread, readings.period, prior), prior)
+    starts = diverse_starts(coarse_search(near, spread, readings.period, prior), prior)
     few = _CalibrationProblem.of(
         timeline, _readings_within_budget(timeline, thin, starts[0].width, FIRST, _FIRST_PIECES)
     )
@@ -103,8 +103,7 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
     promising = sorted(zip(tried, starts, strict=True), key=lambda pair: pair[0].cost)[:_FILTERED]
     more = [_start_with_best_filter(few, start) for _, start in promising]
     tried += [_minimise(few.with_hold(x.hold), x.x, free, _TRIAL_ROUNDS) for x in (*more, *_typical_models(few, prior))]
-    likely = _weigh_models(few, _distinct(tried), prior, readings.period)[:_FINALISTS]
-    likely = [(log, descent) for log, descent in likely if log > likely[0][0] - _HOPELESS]
+    likely, dropped = _likeliest(_weigh_models(few, _distinct(tried), prior, readings.period), _FINALISTS)
     better = _distinct([_minimise(few.with_hold(descent.hold), descent.x, free, _ROUNDS) for _, descent in likely])
     problem, more_readings = (
         few,
@@ -114,22 +113,28 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
         larger = _CalibrationProblem.of(timeline, more_readings)
         if larger.timeline.steps >= few.timeline.steps:  # else many readings a step: the spread ones saw more
             problem = larger
-    weighed = _weigh_models(few, better, prior, readings.period)
-    last = [descent for log, descent in weighed if log > weighed[0][0] - _HOPELESS]
-    last = _distinct([_descend_with_learnt_noise(problem.with_hold(descent.hold), descent.x, free) for descent in last])
-    weighed = _weigh_models(problem, last, prior, readings.period)
-    last = [descent for log, descent in weighed if log > weighed[0][0] - _HOPELESS][:_FILTERS_WEIGHED]
-    last = _distinct([_refine_by_likelihood(problem.with_hold(descent.hold), descent, free) for descent in last])
-    weighed = _weigh_models(problem, last, prior, readings.period)
-    (_, best), others = weighed[0], weighed[1:]
-    own = problem.with_hold(best.hold)
-    sd = _parameter_sd(own, best, free)
+    likely, _ = _likeliest(_weigh_models(few, better, prior, readings.period), _FINALISTS)
+    last = _distinct([_descend_with_learnt_noise(problem.with_hold(one.hold), one.x, free) for _, one in likely])
+    likely, more_dropped = _likeliest(_weigh_models(problem, last, prior, readings.period), _FILTERS_WEIGHED)
+    last = _distinct([_refine_by_likelihood(problem.with_hold(one.hold), one, free) for _, one in likely])
+    (_, best), *others = _likeliest(_weigh_models(problem, last, prior, readings.period), _FINALISTS)[0]
+    own, share = problem.with_hold(best.hold), problem.readings.count / few.readings.count
     rivals = tuple(
-        Rival(problem.with_hold(descent.hold).model(descent.x), log - weighed[0][0])
-        for log, descent in others
-        if log > weighed[0][0] - _STANDS and not _gives_same_energies(problem, best, descent)
+        Rival(problem.with_hold(descent.hold).model(descent.x), log)
+        for log, descent in (*others, *more_dropped, *((log * share, descent) for log, descent in dropped))
+        if log > -_STANDS and not _gives_same_energies(problem, best, descent)
     )
-    return Calibration(own.model(best.x), *sd, rivals=rivals)
+    return Calibration(own.model(best.x), *_parameter_sd(own, best, free), rivals=rivals)
+
+
+def _likeliest(weighed: _Weighed, most: int) -> tuple[_Weighed, _Weighed]:
+    """So many of the models, by their odds, to be followed further; and of the others those that stand, as they are.
+
+    Where the readings hardly tell sensors apart, those that nothing was left for are rivals as well.
+    """
+    odds = [(log - weighed[0][0], descent) for log, descent in weighed]
+    followed = [(log, descent) for log, descent in odds[:most] if log > -_HOPELESS]
+    return followed, [(log, descent) for log, descent in odds[most : most + _MOST_DROPPED] if log > -_STANDS]
 
 
 def refit_sensor_model(timeline: Timeline, readings: Readings, near: Calibration) -> Calibration:
@@ -183,25 +188,7 @@ class _Descent:
     likeliest: LikeliestWindow | None = None  # with standard deviations, where the readings tell
 
 
-def _diverse_starts(starts: list[Start], prior: Prior) -> list[Start]:
-    """The best start of each window that sensors are known to have, and the best others; none close to a better one."""
-    expected = [prior.stated, *(prior.refresh * share for share in _EXPECTED if prior.refresh)]
-    windows = [(width, hold) for width in expected if width for hold in {0.0, prior.hold}]
-    first = [next((start for start in starts if start.matches(width, hold)), None) for width, hold in windows]
-    chosen: list[Start] = []
-    for start in [*(start for start in first if start is not None), *starts]:
-        if not any(
-            start.matches(other.width, other.hold)
-            and abs(start.centre - other.centre) < 0.25 * max(start.width, other.width)
-            for other in chosen
-        ):
-            chosen.append(start)
-        if len(chosen) == _STARTS + len(windows) // 2:
-            break
-    return chosen
-
-
-_EXPECTED = (1.0, 0.5, 0.25)  # of the refresh: windows of gauges
+_Weighed = list[tuple[float, _Descent]]  # logarithm of the odds, and the model
 
 
 def _distinct(descents: list[_Descent]) -> list[_Descent]:
@@ -219,9 +206,7 @@ def _distinct(descents: list[_Descent]) -> list[_Descent]:
     return chosen
 
 
-def _weigh_models(
-    problem: _CalibrationProblem, descents: list[_Descent], prior: Prior, period: float
-) -> list[tuple[float, _Descent]]:
+def _weigh_models(problem: _CalibrationProblem, descents: list[_Descent], prior: Prior, period: float) -> _Weighed:
     """Logarithm of the weight of each model, best first, by readings that all of them cover."""
     if len(descents) == 1:
         return [(0.0, descents[0])]
@@ -541,7 +526,7 @@ def _likeliest_filter(problem: _CalibrationProblem, descent: _Descent) -> _Desce
     return _Descent(problem.with_gain_and_theta(x).solve_powers(x)[1], x, descent.hold)
 
 
-_FILTERS_WEIGHED = 2
+_FILTERS_WEIGHED, _MOST_DROPPED = 2, 6
 _LIKELY_FILTERS = (0.7, 0.84, 1.0, 1.2, 1.44, 1.73)
 _MOST_FILTER_SCANS, _FILTERS, _BETTER = 3, (0.6, 0.75, 0.87, 0.95, 1.05, 1.15, 1.35, 1.7), 1e-3
 

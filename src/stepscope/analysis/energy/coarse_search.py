@@ -206,3 +206,24 @@ def interpolate_rows(grid: Floats, spent: Floats, t: Floats) -> Floats:
     part = (place - below)[:, None]
     rows: Floats = spent[below] * (1 - part) + spent[below + 1] * part
     return rows
+
+
+def diverse_starts(starts: list[Start], prior: Prior) -> list[Start]:
+    """The best start of each window that sensors are known to have, and the best others; none close to a better one."""
+    expected = [prior.stated, *(prior.refresh * share for share in _EXPECTED if prior.refresh)]
+    windows = [(width, hold) for width in expected if width for hold in {0.0, prior.hold}]
+    first = [next((start for start in starts if start.matches(width, hold)), None) for width, hold in windows]
+    chosen: list[Start] = []
+    for start in [*(start for start in first if start is not None), *starts]:
+        if not any(
+            start.matches(other.width, other.hold)
+            and abs(start.centre - other.centre) < 0.25 * max(start.width, other.width)
+            for other in chosen
+        ):
+            chosen.append(start)
+        if len(chosen) == _STARTS + len(windows) // 2:
+            break
+    return chosen
+
+
+_STARTS, _EXPECTED = 6, (1.0, 0.5, 0.25)  # of the refresh: windows of gauges
