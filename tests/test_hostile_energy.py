@@ -67,6 +67,12 @@ def test_hundreds_of_kinds_that_share_the_time_do_not_tell_the_delay_of_a_sensor
     assert not reason_too_many_kinds(one_step(np.full(60, 1e-3)), 64)
 
 
+def test_of_many_sensors_that_explain_few_readings_alike_none_is_believed() -> None:
+    few = Row("S, 10 ms x 200", sensors.SPOT, Pace(0.01, 200), structures=("lstm",))
+    result = Result(few, [measure(few, seed) for seed in SEEDS])
+    assert result.failures == []
+
+
 SLOW_FILTERS = {363: True, 951: True, 892: False, 977: False}  # of the grid: 20 ms; a logarithm of time, over 0.3 s
 
 

@@ -260,12 +260,10 @@ def _window_edges(end: Floats, width: Floats, model: SensorModel) -> Floats:
 
 def _window_means(energy: Floats, width: Floats, model: SensorModel) -> Floats:
     """Of the energy until the edges of windows, or its integral: what came between, over the width, and the hold."""
+    edges = energy.reshape(len(_smear_nodes(model)), 2, -1, len(width), *energy.shape[1:])
+    held = (edges[:, :, 0] - edges[:, :, 1]) / model.hold if model.hold else edges[:, :, 0]
     weight = np.array([weight for _, weight in _smear_nodes(model)])
-    if model.hold:
-        edges = energy.reshape(-1, 2, 2, len(width))
-        energy = (edges[:, :, 0] - edges[:, :, 1]) / model.hold
-    between = energy.reshape(-1, 2, len(width))
-    mean: Floats = weight @ (between[:, 0] - between[:, 1]) / width
+    mean: Floats = (np.tensordot(weight, held[:, 0] - held[:, 1], axes=1).T / width).T
     return mean
 
 
@@ -273,6 +271,10 @@ def _lane_rows(
     lane: Lane, end: Floats, width: Floats, model: SensorModel, blur: Floats | None, count: int, tiled: bool
 ) -> Any:
     """One lane's weights; a tiled lane gives what is left of each row to the gap, as its last entry."""
+    if blur is None and _is_quicker_by_sums(lane, end, width, model, count):
+        shares = _shares_by_sums(lane, end, width, model, count)
+        shares[:, -1] += 1.0 - shares.sum(axis=1) if tiled else 0.0
+        return sparse.csr_matrix(shares)
     data, keys, sizes = [], [], []
     for rows, row, key, weight, size in _row_blocks(lane, end, width, model, blur):
         if tiled:
@@ -285,6 +287,56 @@ def _lane_rows(
         sizes.append(size)
     starts = np.append(0, np.cumsum(np.concatenate(sizes)))
     return sparse.csr_matrix((np.concatenate(data), np.concatenate(keys), starts), shape=(len(end), count))
+
+
+_MOST_SUMS, _A_PIECE = (
+    4_000_000,
+    2.0,
+)  # entries of a table of sums; how many cost as much as a piece in a window
+
+
+def _is_quicker_by_sums(lane: Lane, end: Floats, width: Floats, model: SensorModel, count: int) -> bool:
+    """Are there more pieces in the windows than sums at their edges, whose kernel has edges alone?"""
+    edges = len(end) * (4 if model.hold else 2) * len(_smear_nodes(model))
+    if not len(lane.t0) or edges * count > _MOST_SUMS or (model.smear and model.is_box):
+        return False
+    first = np.searchsorted(lane.t1, end - width - model.tail - model.reach, side="right")
+    pieces = float((np.searchsorted(lane.t0, end + model.reach, side="left") - first).sum())
+    return _A_PIECE * pieces > edges * count
+
+
+def _shares_by_sums(lane: Lane, end: Floats, width: Floats, model: SensorModel, count: int) -> Floats:
+    """Share of each key (M, P) in each window, from the time that each has had until the edges of the kernel."""
+    t, order = np.unique(_window_edges(end, width, model), return_inverse=True)
+    begin, filtered = float(lane.t0[0]), model.rc > SHORTEST_RC
+    number = np.searchsorted(lane.t1, t, side="right")  # of pieces that ended before each edge
+    after = np.repeat(np.arange(len(t)), np.diff(number, prepend=0))  # the first edge behind each of them
+    ended = slice(number[-1])
+    place, t0, t1 = after * count + lane.key[ended], lane.t0[ended], lane.t1[ended]
+
+    def summed(values: Floats) -> Floats:
+        return np.asarray(np.bincount(place, values, len(t) * count).reshape(-1, count), dtype=np.float64)
+
+    here = np.minimum(number, len(lane.t1) - 1)
+    part = np.where(number < len(lane.t1), np.maximum(t - lane.t0[here], 0.0), 0.0)
+    at = np.arange(len(t)), lane.key[here]
+    spent: Floats = np.cumsum(summed(t1 - t0), axis=0)
+    integral = np.zeros((0, count))
+    if model.hold:
+        integral = spent * (t - begin)[:, None] - np.cumsum(summed((t1 - t0) * ((t0 + t1) / 2 - begin)), axis=0)
+        integral[at] += part * part / 2
+    spent[at] += part
+    if filtered:
+        since = t[after]
+        bands = np.ones((2, len(t)))
+        bands[1, :-1] = -np.exp(-np.diff(t) / model.rc)
+        put_in = summed(model.rc * (np.exp((t1 - since) / model.rc) - np.exp((t0 - since) / model.rc)))
+        inside = solve_banded((1, 0), bands, put_in, overwrite_b=True, check_finite=False)
+        inside[at] -= model.rc * np.expm1(-part / model.rc)
+        spent -= inside
+    if model.hold:
+        spent = integral - model.rc * spent if filtered else integral
+    return _window_means(spent[order], width, model)
 
 
 def _row_blocks(
