@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.analysis.energy import sensor_model
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.sensor_model import SensorModel, design, fully_covered_flags, gram, predict_readings
 from stepscope.analysis.energy.timeline import Keys, Lane, Timeline
@@ -66,9 +67,8 @@ def test_shares_add_up_and_the_direct_prediction_agrees_with_the_matrix(data: st
     keys = np.arange(len(lengths)) % 3
     lane = Lane(edges[:-1][taken], edges[1:][taken], keys[taken])
     timeline = _timeline(lane, end=float(edges[-1]) + 0.5)
-    model = SensorModel(
-        0.0, data.draw(st.floats(0.05, 0.4)), data.draw(st.floats(0, 0.05)), data.draw(st.floats(0, 0.02))
-    )
+    width, rc, smear, hold = (data.draw(st.floats(*ends)) for ends in ((0.05, 0.4), (0, 0.05), (0, 0.02), (0, 0.1)))
+    model = SensorModel(0.0, width, rc, smear, hold if hold > 1e-4 else 0.0)
     readings = Readings(np.linspace(0.6, timeline.end, 17), np.zeros(17))
     rows, watts = design(timeline, readings, model), np.array([3.0, 7.0, 2.0, 1.0])
     assert np.asarray(rows.sum(axis=1)).ravel() == pytest.approx(np.ones(17))
@@ -79,3 +79,23 @@ def test_shares_add_up_and_the_direct_prediction_agrees_with_the_matrix(data: st
 
 def test_no_readings_make_an_empty_matrix() -> None:
     assert design(_timeline(ONE), Readings(np.empty(0), np.empty(0)), SensorModel(0.0, 1.0)).shape == (0, 4)
+
+
+KERNELS = ({"rc": 0.004}, {"hold": 0.02}, {"rc": 0.004, "smear": 0.003}, {"rc": 0.01, "smear": 0.001, "hold": 0.02})
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_sums_at_the_edges_of_windows_give_the_shares_that_each_piece_gives(
+    kernel: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edges = np.cumsum(np.random.default_rng(3).exponential(1e-4, 40_001))
+    lane = Lane(edges[0:-1:2], edges[1::2], np.arange(20_000) % 3)
+    timeline, readings = _timeline(lane, end=float(edges[-1])), Readings(np.linspace(1.0, 3.5, 40), np.zeros(40))
+    model = SensorModel(0.002, 0.03, **kernel)
+    by_sums = design(timeline, readings, model).toarray()
+    monkeypatch.setattr(sensor_model, "_A_PIECE", 0.0)
+    by_pieces = design(timeline, readings, model).toarray()
+    assert by_sums == pytest.approx(by_pieces, abs=4e-4)  # of a filter, 7 time constants are left to the pieces
+    assert by_sums @ np.array([3.0, 7.0, 2.0, 1.0]) == pytest.approx(
+        predict_readings(timeline, readings, model, np.array([3.0, 7.0, 2.0, 1.0])), rel=1e-7
+    )
