@@ -104,9 +104,19 @@ def _rival_candidates(timeline: Timeline, readings: Readings, calibration: Calib
     few = few.select(covered) if covered.sum() >= FEWEST else few
     own = scaled_rows(cut, few, calibration.model)[1].watts
     return [
-        _Candidate(rival.model, rival.log_odds, (scaled_rows(cut, few, rival.model)[1].watts - own)[new])
+        _Candidate(rival.model, _blunted(rival.log_odds), (scaled_rows(cut, few, rival.model)[1].watts - own)[new])
         for rival in calibration.rivals
     ]
+
+
+def _blunted(log_odds: float) -> float:
+    """Log odds less their own standard deviation: how far readings of one model lie from another's is a chance too.
+
+    A logarithm of odds of L has a standard deviation of the root of 2 L before it is tempered (Vuong, Econometrica 57,
+    1989, of normal errors).
+    """
+    against = max(-log_odds, 0.0)
+    return -max(against - float(np.sqrt(2 * TEMPER * against)), 0.0)
 
 
 def _reduce_for_comparison(
