@@ -179,13 +179,18 @@ def test_a_command_that_cannot_be_started_says_so() -> None:
         compare_allocators(["/nowhere/python"], ("default",), rounds=1)
 
 
+def _resident(cache: Path) -> int | None:
+    figures = empty_process.empty_process(cache=cache)
+    return None if figures is None else figures.resident
+
+
 def test_an_empty_process_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(empty_process, "_PROGRAM", "print('{\"resident\": 321000000}')")
-    assert empty_process.cached_empty_process_bytes("default", tmp_path) is None
-    assert empty_process.empty_process_bytes("default", tmp_path) == 321_000_000
+    assert empty_process.cached_empty_process("default", cache=tmp_path) is None
+    assert _resident(tmp_path) == 321_000_000
     monkeypatch.setattr(empty_process, "_PROGRAM", "raise SystemExit('measured twice')")
-    assert empty_process.empty_process_bytes("default", tmp_path) == 321_000_000
-    assert empty_process.empty_process_bytes("pinned", tmp_path) is None  # another allocator is another number
+    assert _resident(tmp_path) == 321_000_000
+    assert empty_process.empty_process("pinned", cache=tmp_path) is None  # another allocator is another number
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"default": "many"}', "\x00"])
@@ -193,4 +198,4 @@ def test_a_damaged_cache_is_measured_anew(content: str, tmp_path: Path, monkeypa
     (tmp_path / "stepscope").mkdir()
     (tmp_path / "stepscope/empty_process.json").write_text(content)
     monkeypatch.setattr(empty_process, "_PROGRAM", "print('{\"resident\": 1000}')")
-    assert empty_process.empty_process_bytes("default", tmp_path) == 1000
+    assert _resident(tmp_path) == 1000

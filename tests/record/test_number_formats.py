@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import stepscope
-from stepscope.record.ops.number_formats import FlopsByFormat, float32_format, gpus_of_ops
+from stepscope.record.ops.costs import FlopsByFormat, float32_format, gpus_of_ops
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.schema import Computation, calls_in_other_formats, main_computation
 

@@ -240,7 +240,7 @@ class _Accelerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_losses_on_an_accelerator_are_waited_for_at_the_flush_and_not_in_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.record.step_log.FLUSH_EVERY_NS", 10**15)
+    monkeypatch.setattr("stepscope.record.session.FLUSH_EVERY_NS", 10**15)
     monkeypatch.setattr("stepscope.record.repeated_steps.FLUSH_EVERY_NS", 10**15)
     model, read, graphs = nn.Linear(8, 1), list[int](), list[weakref.ref[Any]]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import stepscope
 from stepscope.analysis.run import Run
-from stepscope.record.loader_batches import LoaderBatches
+from stepscope.record import repeated_steps
+from stepscope.record.call_samples import LoaderBatches
 from stepscope.record.memory import tensor_watch
 from stepscope.record.sample_count import SampleCount, tensors_in
 from stepscope.runfolder import RunReader
@@ -54,6 +55,27 @@ def test_a_batch_of_pairs_of_stacked_tensors_has_the_samples_of_each(tmp_path: P
     pairs = [((torch.randn(4), torch.randn(4)), (torch.ones(1), torch.ones(1))) for _ in range(22)]
     run = recorded(lambda: train(pairs, default_collate, lambda model, batch: model(batch[0][0]).mean()), tmp_path)
     assert run.steps["samples"].to_list() == [5, 5, 5, 5, 2]
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_gradients_of_parts_of_a_batch_that_was_fetched_ahead_are_of_that_batch_alone(
+    tmp_path: Path, parts: int
+) -> None:
+    def loop() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(2):
+            batches = iter(DataLoader(TensorDataset(torch.randn(22, 4)), batch_size=8))
+            batch = next(batches)
+            while batch is not None:
+                following = next(batches, None)
+                optimizer.zero_grad()
+                for part in batch[0].chunk(parts):
+                    model(part).sum().backward()
+                optimizer.step()
+                batch = following
+
+    assert recorded(loop, tmp_path).steps["samples"].to_list() == [8, 8, 6] * 2
 
 
 class Named(Mapping[str, Any]):
@@ -509,6 +531,28 @@ def test_a_loss_that_is_nan_is_said_once(tmp_path: Path) -> None:
             scope.step(loss)
     assert [event["step"] for event in scope.run.events if event["kind"] == "loss-nan"] == [12]
     assert "The loss of step 12 is NaN: the training had diverged." in scope.run.verdict().cautions
+
+
+@pytest.mark.parametrize("record", ["none", "every:3"])
+def test_a_loss_that_stays_nan_is_said_though_nobody_states_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str
+) -> None:
+    monkeypatch.setattr(repeated_steps, "FLUSH_EVERY_NS", -1)
+
+    def diverge() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for number in range(40):
+            loss = model(torch.ones(2, 4)).mean() * (1.0 if number < 29 and number not in (9, 19) else float("nan"))
+            loss.backward()
+            if number in (9, 19):  # left out by the training
+                optimizer.zero_grad()
+            else:
+                optimizer.step()
+
+    events = recorded(diverge, tmp_path, record).events
+    (noted,) = [event for event in events if event["kind"] == "loss-nan"]
+    assert noted["step"] >= 29
 
 
 Update = Callable[..., None]

@@ -317,6 +317,22 @@ def test_output_that_is_closed_or_full_changes_no_exit_code(script: Path, tmp_pa
         assert done.returncode == 0, (way, done.stderr)
 
 
+def test_a_quiet_script_on_a_full_disk_ends_as_it_would_and_says_once_what_is_missing(
+    script: Path, tmp_path: Path
+) -> None:
+    full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))\n"
+    script.write_text(full + TRAIN)
+    command = [sys.executable, "-m", "stepscope", "run", "--quiet", "--no-ceilings", str(script)]
+    command += ["--epochs", "100", "--end", "3"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    (line,) = [line for line in done.stderr.splitlines() if "missing" in line]
+    (path,) = (tmp_path / "runs").iterdir()
+    run = RunReader(path)
+    assert run.meta["steps_lost"] == 400 - run.steps.height > 0
+    assert f"{run.meta['steps_lost']} steps and {run.meta['recorder']['lost_windows']} profiling windows" in line
+
+
 def test_a_compiled_script_is_run_as_python_runs_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "hello.py"
     script.write_text("print('hello', __file__.rpartition('.')[2])")

@@ -188,6 +188,21 @@ def test_a_full_disk_drops_rows_keeps_the_file_whole_and_reports_the_gap(
     assert RunReader(bench.run).events[1]["rows"] == 3
 
 
+def test_a_disk_that_stays_full_leaves_word_of_how_many_rows_are_missing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, data: bytes | bytearray) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for _ in range(3):
+        bench.stream.sample()
+    monkeypatch.setattr(os, "write", full)
+    bench.stream.close()
+    monkeypatch.undo()
+    bench.events.flush()
+    assert [event.get("rows") for event in RunReader(bench.run).events] == [None, 3]
+
+
 def test_events_that_the_disk_refuses_are_written_when_it_takes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

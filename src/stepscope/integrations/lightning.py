@@ -130,7 +130,6 @@ class Hooks(Recording):
 
 
 def _device_of(pl_module: Any) -> str | None:
-    """Return the device that the model trains on, as torch names it."""
     device = try_call(getattr, pl_module, "device", None)
     return None if device is None else str(device)
 
@@ -150,7 +149,7 @@ def _remaining_steps(trainer: Any, pl_module: Any) -> int | None:
 
 def _samples(trainer: Any, batch: Any) -> int | None:
     """Return the samples of a batch: what its data loader says decides which side of a tensor they are."""
-    from stepscope.record.loader_batches import batch_size
+    from stepscope.record.call_samples import batch_size
 
     return batch_size(trainer.train_dataloader, batch)
 

@@ -63,7 +63,6 @@ def _write(writer: Any, run: Run) -> None:
 
 
 def _text(summaries: Any, run: Run) -> Any:
-    """Verdict and settings as the text plug-in shows them: Markdown."""
     tensors = import_library("tensorboard.compat.proto.tensor_pb2", EXTRA)
     types = import_library("tensorboard.compat.proto.types_pb2", EXTRA)
     from stepscope.report.table import escaped_markdown

@@ -119,18 +119,6 @@ def measure_empty_process(
     return figures
 
 
-def empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
-    """Return its peak resident memory, B, kept or measured; None where it cannot be measured."""
-    figures = empty_process(allocator, cache=cache)
-    return None if figures is None else figures.resident
-
-
-def cached_empty_process_bytes(allocator: str = "default", cache: Path | None = None) -> int | None:
-    """Return the resident bytes that an earlier run cached; None without them."""
-    figures = cached_empty_process(allocator, cache=cache)
-    return None if figures is None else figures.resident
-
-
 def write_empty_process_bytes(run: Path, says: Callable[[str], object] = lambda _: None) -> None:
     """Write it into a run that lacks it, measured now where it is not known (seconds): after the run, not beside it."""
     from stepscope.runfolder import RunWriter
@@ -143,11 +131,11 @@ def write_empty_process_bytes(run: Path, says: Callable[[str], object] = lambda 
     if "name" not in malloc or malloc.get("empty_process_bytes") is not None:
         return
     says("measuring the memory of an empty training process: once per device, a few seconds")
-    size = empty_process_bytes(malloc["name"])
-    if size is None:
+    figures = empty_process(malloc["name"])
+    if figures is None:
         says("it could not be measured: the peak of the process will not be split into parts")
     else:
-        writer.update(malloc={**malloc, "empty_process_bytes": size})
+        writer.update(malloc={**malloc, "empty_process_bytes": figures.resident})
 
 
 def _figures_from_json(content: object) -> EmptyProcess | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import median
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,10 +19,12 @@ from torch import nn
 from stepscope.clock import monotonic_ns
 from stepscope.record import kineto, torch_private
 from stepscope.record.fault_boundary import Boundary
-from stepscope.record.listeners import CallTimes
 from stepscope.record.ops.events import Names, read_event_columns
 from stepscope.record.torch_hooks import TorchHooks
 from stepscope.record.torch_private import Scope
+
+if TYPE_CHECKING:
+    from stepscope.record.layer_times import LayerTimes
 
 _CALLS, _CHUNKS = 12, 6  # the median of some short stretches: single interruptions do not count
 _SCOPE, _CALL = "#stepscope.trial.scope", "#stepscope.trial.call"
@@ -122,10 +124,10 @@ class _Trial:
 
 def trial_call(
     make: Callable[[], Scope],
-) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[bool], None], Callable[[CallTimes | None], None]]:
+) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[bool], None], Callable[[LayerTimes | None], None]]:
     """A routed call of nothing, the same unrouted, and what makes it open a range or note its time: to measure both."""
     listener: Any = _Trial(make)
-    route = TorchHooks(Boundary(lambda _: None), listener)._modules
+    route = TorchHooks(Boundary(lambda _: None), listener).modules
     nothing = _Nothing()
     route._installed = True
     route._inside.add(get_ident())

@@ -1,4 +1,4 @@
-"""The seam between a session and the framework that trains: a `Recorder` for each framework, and the session it sees.
+"""The seam between a session and the framework that trains: a `Recorder` for each framework.
 
 A session knows steps, their numbers and times, the plan, the run folder and the sampler. Its recorder knows the
 framework: what tells that a training is under way, when a step's work is done, how a step's ops are recorded, what
@@ -12,58 +12,17 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stepscope.errors import MissingDependency, UsageError
-from stepscope.record.fault_boundary import Boundary
 from stepscope.record.ops.rows import StepSpan
-from stepscope.record.plan import Plan
-from stepscope.record.settings import Settings
 from stepscope.runfolder import RunWriter
+
+if TYPE_CHECKING:
+    from stepscope.record.session import Session
 
 Loss = float | Callable[[], float | None] | None  # what reads it later, from an accelerator; None: not stated
 Ended = tuple[int, Loss]  # when a step ended, and its loss
-
-
-class TrainingSession(Protocol):
-    """A session, as its recorder sees it."""
-
-    boundary: Boundary  # through which the training calls
-    plan: Plan
-    begun: bool  # a training was seen, and a run is written
-    number: int  # of the open step
-    t0_ns: int | None  # when it began; None before the first
-    profiled: bool  # its ops are recorded as a whole
-
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def writer(self) -> RunWriter:
-        """The writer of the run; StepscopeError before there is one."""
-
-    def note(self, kind: str, message: str, **fields: Any) -> None:
-        """Append to the run's events."""
-
-    def begin(self) -> None:
-        """Open the run, now that there is a training; nothing where one is open."""
-
-    def begin_step(self, at_ns: int | None = None, again: bool = False) -> None:
-        """The open step begins, now or then; again: it began before, and what was recorded of it is dropped."""
-
-    def end_step(self, t1_ns: int, late: bool = False) -> None:
-        """The open step ended then; late: the next one is under way by now."""
-
-    def next_step(self, samples: int | None) -> None:
-        """The next step begins: it may be profiled, or repeat the last one, which had so many samples."""
-
-    def join_steps(self, first_ns: int, ends_ns: tuple[int, ...]) -> int | None:
-        """Make steps that end at these times of those since the one in which `first_ns` lies.
-
-        Return the number of the first of them; None where that step is too long ago.
-        """
-
-    def repeated(self, ended: list[Ended], samples: int | None) -> list[StepSpan]:
-        """Write unprofiled steps that ended at these times, and return them."""
 
 
 class Recorder(Protocol):
@@ -193,13 +152,13 @@ _MOST_LEAVES = 1_000  # that are looked at
 FRAMEWORKS = tuple(_RECORDERS)
 
 
-def find_recorder(framework: str) -> Callable[[TrainingSession], Recorder]:
+def find_recorder(framework: str) -> Callable[[Session], Recorder]:
     """The recorder of a framework; MissingDependency where that is not installed."""
     if framework not in _RECORDERS:
         raise UsageError(f"framework='{framework}' is not known", f"choose one of {', '.join(FRAMEWORKS)}")
     module, name = _RECORDERS[framework]
     try:
-        recorder: Callable[[TrainingSession], Recorder] = getattr(importlib.import_module(module), name)
+        recorder: Callable[[Session], Recorder] = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != framework:
             raise

@@ -21,7 +21,7 @@ from stepscope.arrays import Ints
 from stepscope.clock import monotonic_ns
 from stepscope.record import kineto, torch_private
 from stepscope.record.event_cost import per_call_ns, trial_call
-from stepscope.record.listeners import ENDED, CallTimes
+from stepscope.record.listeners import ENDED
 from stepscope.record.op_windows import MOST_EVENTS
 from stepscope.record.ops.events import (
     BACKWARD_NODE,
@@ -56,14 +56,14 @@ class LayerCost:
         return {name: round(value, 1) for name, value in asdict(self).items() if value is not None}
 
 
-class LayerTimes(CallTimes):
+class LayerTimes:
     """Notes of one window beside the nodes of backward passes: module calls, updates and batches, of this thread."""
 
     def __init__(self, index: Callable[[Any], int]) -> None:
         self.index = index
         self.thread = threading.get_ident()
-        self.noted: list[int] = []
-        self.modules: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self.noted: list[int] = []  # three numbers for each beginning, and for each end, whose module is ENDED
+        self.modules: dict[int, tuple[weakref.ref[Any], int]] = {}  # each module and its index, by its id
         self.updates: list[tuple[str, int, int]] = []  # kind of the optimizer, begin, end
         self.loads: list[tuple[str, int, int]] = []  # kind of the data loader's iterator, begin, end
         self.passes: list[int] = []  # the ends of backward passes

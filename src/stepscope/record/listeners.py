@@ -1,13 +1,11 @@
 """Who hears of the training's calls, and in which words: what `torch_hooks` reports to.
 
 `Listener` hears of events of any step; `Repeating` is asked first, and may keep them from it while steps repeat; within
-windows `CallListener` and `CallTimes` have each call of a module.
+windows `CallListener` and `layer_times.LayerTimes` have each call of a module.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import nn
@@ -61,24 +59,6 @@ class Listener(Protocol):
         """Return a scope for the update of an optimizer that does not announce itself."""
 
 
-class CallTimes(Protocol):
-    """Times of the calls of modules in one thread, as `_routed_call` notes them: module, time in ns, autograd nodes."""
-
-    thread: int
-    noted: list[int]  # three numbers for each beginning, and for each end, whose module is ENDED
-    modules: dict[int, tuple[weakref.ref[Any], int]]  # each module and its index, by its id
-    index: Callable[[Any], int]  # of a module that is not known yet
-
-    def updating(self, kind: str | None) -> None:
-        """An optimizer of this kind begins to update, or (None) has ended."""
-
-    def passed(self) -> None:
-        """A backward pass has ended."""
-
-    def loaded(self, iterator: Any, began_ns: int, ended_ns: int) -> None:
-        """A data loader gave a batch, or had none left."""
-
-
 class CallListener(Protocol):
     """Listener, for a while, to every call of a module."""
 
@@ -92,7 +72,7 @@ class CallListener(Protocol):
 CALL, BATCH, BACKWARD, UPDATE, UPDATED, STEP = "call", "batch", "backward", "update", "updated", "step"
 CALL_WITHIN, EVALUATION = "call within a backward pass", "call without gradients"
 ENDED = -1
-MOST_NOTED = 600_000  # numbers of `CallTimes`: 100,000 calls
+MOST_NOTED = 600_000  # numbers of `LayerTimes`: 100,000 calls
 
 
 class Repeating(Protocol):
@@ -104,6 +84,7 @@ class Repeating(Protocol):
     """
 
     steps_to_skip: int
+    wants_loss: bool  # of the next pass, also where it is the expected one
 
     def is_next(self, kind: str, about: Any, detail: Any = None) -> bool: ...
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool: ...
@@ -114,6 +95,7 @@ class NoneRepeats:
     """Stand-in where no filter checks events first."""
 
     steps_to_skip = 0
+    wants_loss = False
 
     def is_next(self, *_: Any) -> bool:
         return False

@@ -17,7 +17,7 @@ import polars as pl
 from stepscope.errors import OutputNotWritable, RunDamaged, UsageError
 from stepscope.files import atomic_write, replace_json
 from stepscope.record.meter_csv import MeterLog, parse_meter_csv, read_log_text
-from stepscope.record.sensors.contract import Channel, channel_id
+from stepscope.record.sensors.contract import Channel, make_channel
 from stepscope.runfolder import RunReader, RunWriter, checksums
 
 
@@ -100,18 +100,9 @@ def read_meter_csv(source: Path) -> MeterLog:
 def _meter_channel(source: Path, log: MeterLog) -> Channel:
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in source.name)
     steps = [later - earlier for earlier, later in zip(log.t_s, log.t_s[1:], strict=False) if later > earlier]
-    return Channel(
-        id=channel_id(f"meter:{name}", "power"),
-        sensor=f"meter_csv-{name}",
-        quantity="power",
-        unit="W",
-        kind="gauge",
-        scope=f"meter:{name}",
-        parent_scope="system",
-        rail=log.power_column,
-        source=str(source),
-        refresh_ns=round(median(steps) * 1e9) if steps else None,
-    )
+    sensor, scope = f"meter_csv-{name}", f"meter:{name}"
+    refresh_ns = round(median(steps) * 1e9) if steps else None
+    return make_channel(sensor, scope, "power", "W", str(source), rail=log.power_column, refresh_ns=refresh_ns)
 
 
 def _read_channels(path: Path) -> dict[str, Any]:

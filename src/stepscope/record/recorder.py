@@ -60,9 +60,9 @@ class OpRecorder:
         self._spans: list[StepSpan] = []
         self._calls = OptimizerCalls()
         self._memory, self.memory_state = watch, RunMemoryState()
-        self._updates = UpdateCache(watch.registry.parameter_modules, watch.trainers.others)
+        self.updates = UpdateCache(watch.registry.parameter_modules, watch.trainers.others)
         self._lines = PendingSourceLines(note)
-        self.event_count = EventCount(lambda: hooks.calls, lambda: len(self.modules.parameter_modules()))
+        self.event_count = EventCount(lambda: hooks.modules.calls, lambda: len(self.modules.parameter_modules()))
         self._offset_ns = self._written = 0  # of the window; events that are being written
         self.stopped = self._with_memory = self._cuda = False  # the step is recorded with its allocations; with a GPU
         self._parts, self.layers = StepParts(), LayerRecorder(hooks, self.modules.index, tell)
@@ -305,7 +305,7 @@ class OpRecorder:
             self._lines.sites.mark(kind)
 
     def _stop_noting_sites(self) -> None:
-        noted_by = self._hooks.calls_noted_by
+        noted_by = self._hooks.modules.noted_by
         if isinstance(noted_by, CallSites):
             self._hooks.note_calls(noted_by.also)
 
@@ -321,11 +321,7 @@ class OpRecorder:
             return
         self.mark("optimizer")
         self._run_memory_watch(self._memory.before_optimizer)
-        self._calls.updates.append(self._updates.update_of_optimizer(optimizer))
-
-    def update_shares(self) -> dict[int, float]:
-        """Share of each module, by index, in the elements that an optimizer's kernels update for many at once."""
-        return self._updates.shares()
+        self._calls.updates.append(self.updates.update_of_optimizer(optimizer))
 
     def close_window(self) -> None:
         """Stop recording and write what was caught; RAM is free again afterwards."""
@@ -480,13 +476,13 @@ class OpRecorder:
         if memory:
             self._run_memory_watch(self._memory.open)
         self._spans, self._calls = [], OptimizerCalls()
-        self._updates.window_begins()
+        self.updates.window_begins()
         self.event_count.window_begins()
         self._offset_ns = unix_minus_monotonic_ns()
         self._window = kineto.start_window(shapes, self._cuda, memory, in_pass)
         run_at_end_of_thread(self.thread_ends)
         self._hooks.profile_calls(True)
-        if self._lines.wanted and not self._parts and self._hooks.calls_noted_by is None:
+        if self._lines.wanted and not self._parts and self._hooks.modules.noted_by is None:
             self._hooks.note_calls(self._lines.note_window(self.modules.index))
         self._alarm.set()
 
@@ -540,7 +536,7 @@ class OpRecorder:
         self.costs.missed = False
         rows = rows_of(caught, self._names, self.modules.names(), self.costs)
         self.windows += 1
-        self._updates.learn(self._calls)
+        self.updates.learn(self._calls)
         if rows.left_open and not torch_private.in_backward():  # there, no window opens before they have ended
             self._stop_for_good(f"{rows.left_open[0]} was still open at the end of a step, and torch could crash")
         if len(rows.part):
@@ -585,11 +581,12 @@ class OpRecorder:
 
     def _note_loss(self, error: BaseException) -> None:
         """A disk that is full may have room again; a profiler that fails will fail again."""
-        self.lost_windows += 1
         self._lines.drop_window()
         self._hooks.profile_calls(False)
         self._memory.close()
-        if not isinstance(error, OSError):
+        if isinstance(error, OSError):
+            self.lost_windows += 1
+        else:
             self.stopped = True
         if self._is_open:  # it failed between start and stop
             with DeferredSignals(), contextlib.suppress(Exception):

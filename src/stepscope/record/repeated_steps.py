@@ -11,19 +11,22 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
+from stepscope.record.call_samples import LoaderBatches
 from stepscope.record.fault_boundary import Boundary, DeferredSignals
 from stepscope.record.framework import Ended
-from stepscope.record.listeners import BACKWARD, BATCH, CALL, CALL_WITHIN, EVALUATION, STEP, UPDATE, UPDATED, Listener
-from stepscope.record.loader_batches import LoaderBatches
+from stepscope.record.listeners import BACKWARD, BATCH, CALL, CALL_WITHIN, EVALUATION, STEP, UPDATE, UPDATED
 from stepscope.record.sample_count import telling_tensor
 from stepscope.record.settings import FLUSH_EVERY_NS
+
+if TYPE_CHECKING:
+    from stepscope.record.torch_recorder import TorchRecorder
 
 _ALIKE = 2  # steps in a row, before the next ones are only looked at; more after each disappointment
 _MOST_ALIKE = 64
@@ -34,26 +37,10 @@ _Tensor, _graph_task, _NO_TASK = torch.Tensor, torch_private.graph_task, torch_p
 _Event = tuple[str, int, Any]  # kind, address of what it is about, and what else tells it from another
 
 
-class RepeatListener(Listener, Protocol):
-    """A session, as far as it has to do with steps that repeat."""
-
-    def fetched(self, iterator: Any, samples: int | None) -> None:
-        """A data loader gave so many samples, earlier in the open step."""
-
-    def repeated(self, ended: list[Ended], samples: int | None, sequence: int) -> None:
-        """These steps were as the one before them, and not followed; `sequence` autograd nodes when the last ended."""
-
-    def decides(self, samples: int | None, sequence: int) -> None:
-        """All steps are over that needed no more than a look, and the next one begins.
-
-        `sequence` autograd nodes when the last of them began.
-        """
-
-
 class RepeatFilter:
     """Filter before a session: checks each event first; True where the event needs nothing more."""
 
-    def __init__(self, boundary: Boundary, steps: RepeatListener) -> None:
+    def __init__(self, boundary: Boundary, steps: TorchRecorder) -> None:
         self._boundary, self._steps = boundary, steps
         self._events: list[_Event] = []  # of the step that is under way
         self._about: list[Callable[[], Any]] = []
@@ -68,6 +55,7 @@ class RepeatFilter:
         self._samples: int | None = None
         self._batch: tuple[Callable[[], Any], list[torch.Size] | None, int | None] = (lambda: None, None, None)
         self._loaders = LoaderBatches()
+        self.wants_loss = False  # of one pass, though it is the expected one: now and then
         self._ended: list[Ended] = []  # that the session has not been told of
         self._flushed_ns = 0
         self._sequence = self._nodes = 0  # autograd nodes when a step last ended, as far as known; that one made
@@ -194,7 +182,7 @@ class RepeatFilter:
         if remaining == 1:
             self._last_began = torch_private.autograd_sequence()
         if now_ns - self._flushed_ns > FLUSH_EVERY_NS:
-            self._flushed_ns = now_ns
+            self._flushed_ns, self.wants_loss = now_ns, True
             self._boundary.call(self.report_ended_steps)
 
     def _ask_about_next_step(self) -> None:

@@ -17,7 +17,7 @@ from stepscope.liveness import boot_id, process_identity
 from stepscope.privacy import redact_command_line
 from stepscope.record import c_allocators
 from stepscope.record.device import describe_device, temperatures_and_clocks
-from stepscope.record.empty_process import cached_empty_process_bytes, installed_version
+from stepscope.record.empty_process import cached_empty_process, installed_version
 from stepscope.record.plan import WARMUP_STEPS
 from stepscope.record.settings import Metering, Settings
 
@@ -193,8 +193,8 @@ def metering_facts(metering: Metering) -> dict[str, Any]:
 def allocator_facts(framework: str) -> dict[str, Any]:
     """The allocator, and what a process of torch takes that trains nothing, where this device has measured it."""
     stated = c_allocators.current_allocator_facts()
-    empty = cached_empty_process_bytes(stated["name"]) if framework == "torch" else None
-    return {**stated, "empty_process_bytes": empty}
+    empty = cached_empty_process(stated["name"]) if framework == "torch" else None
+    return {**stated, "empty_process_bytes": None if empty is None else empty.resident}
 
 
 def overhead_facts(recorder: OpRecorder, span_ns: int, followed_ns: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import contextlib
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -20,13 +21,14 @@ _AHEAD = 2  # batches that a loader's wrapper fetches before they are trained on
 
 
 class _Update(NamedTuple):
-    """An update of a step: its passes and their samples, 0 where unknown; the number of the last batch before it.
+    """An update of a step: its passes and their samples, 0 where unknown; numbers of the last batches before both.
 
     new_inputs: models were called with tensors that no earlier pass of the step had.
     """
 
     passes: int
     samples: int
+    batch_before_passes: int
     last_batch: int
     optimizer: int | None
     new_inputs: bool
@@ -64,6 +66,7 @@ class SampleCount:
         self._inputs_since = self._inputs.copy()  # of models since the last pass
         self._new_input = False  # of them one that is not among the former
         self._before_pass: tuple[int, int, bool] | None = None  # what the last pass added to
+        self._batch_before_passes = 0  # number of the last batch before the first pass since the last update
         self._passes = 0  # and their samples, since the last update
         self._samples = 0
         self._known = True  # in all of those passes
@@ -157,6 +160,8 @@ class SampleCount:
             self._inputs |= self._inputs_since
             self._of_step |= self._inputs_since
         self._inputs_since.clear()
+        if not self._passes:
+            self._batch_before_passes = self._batches
         self._passes += 1
         if again:
             return  # as for a product with the Hessian
@@ -250,7 +255,8 @@ class SampleCount:
         last = updates[-1].last_batch if updates else self._batches
         of_calls = _samples_of_calls(updates)
         self._drop_unused(passes + waiting, of_calls is not None)
-        fetched = sum(self._take_batches(loader, passes, waiting, last) for loader in list(self._fetched))
+        most = of_calls if updates and updates[0].batch_before_passes == last else None  # passes of parts of a batch
+        fetched = sum(self._take_batches(loader, passes, waiting, last, most) for loader in list(self._fetched))
         if fetched:
             self._left_of_batch = fetched - of_calls if of_calls else 0
         elif of_calls and self._left_of_batch > 0:
@@ -279,14 +285,20 @@ class SampleCount:
 
     def _record_update(self, optimizer: int | None) -> None:
         samples = self._samples if self._known else 0
-        self._updates.append(_Update(self._passes, samples, self._batches, optimizer, self._new_to_step))
+        batches = self._batch_before_passes, self._batches
+        self._updates.append(_Update(self._passes, samples, *batches, optimizer, self._new_to_step))
         self._passes, self._samples, self._known, self._new_to_step = 0, 0, True, False
         self._inputs.clear()
 
-    def _take_batches(self, loader: int, passes: int, ahead: int, last: int) -> int:
-        """Return the samples of the batches that are of this step; last: the last batch that may be."""
+    def _take_batches(self, loader: int, passes: int, ahead: int, last: int, most: int | None) -> int:
+        """Return the samples of the batches that are of this step.
+
+        last: the last batch that may be; most: samples that are all of it where the first batches have just so many.
+        """
         waiting = self._fetched[loader]
         batches = min(len(waiting), max(passes, 1))
+        sums = list(accumulate(samples for _, samples in islice(waiting, batches)))
+        batches = sums.index(most) + 1 if most in sums else batches
         if loader not in self._aside:
             batches = max(batches, len(waiting) - _AHEAD - ahead)
         self._trained_on.add(loader)

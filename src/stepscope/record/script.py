@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import resource
 import shutil
@@ -31,6 +32,7 @@ from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.settings import FLUSH_EVERY_NS, Settings, check_settings
 from stepscope.record.signals import signals_passed_on
 from stepscope.runfolder import RunWriter
+from stepscope.units import plural
 
 _START = Path(__file__).parent / "processes" / "start.py"
 
@@ -224,6 +226,25 @@ def _status_of_exit(code: int, claimed: bool) -> tuple[str, str | None]:
 def _note_event(writer: RunWriter, kind: str, message: str) -> None:
     with contextlib.suppress(OSError):
         writer.append_event(kind, message)
+
+
+def losses_of_run(run: Path) -> str | None:
+    """Return a line for the user on what the disk refused of a run, and what helps; None where it took all."""
+    counts = {"step": 0, "profiling window": 0, "sensor reading": 0}
+    for folder in (run, *(run / _PARTS).glob("*")):
+        header = read_json_object(folder / _HEADER)
+        counts["step"] += header.get("steps_lost") or 0
+        counts["profiling window"] += (header.get("recorder") or {}).get("lost_windows") or 0
+        with contextlib.suppress(OSError, ValueError):  # a last line that was cut off
+            for line in (folder / _EVENTS).read_bytes().splitlines():
+                counts["sensor reading"] += (json.loads(line).get("rows") or 0) if b'"gap"' in line else 0
+    missing = [plural(count, what) for what, count in counts.items() if count]
+    if not missing:
+        return None
+    return (
+        f"stepscope: {' and '.join(missing)} could not be written to '{run}' and are missing: make room on its disk, "
+        "choose another folder with --out DIR, or limit what a run takes with --max-disk"
+    )
 
 
 def exit_like_script(code: int) -> int:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from os import getpid  # as it is now: a training may put another one in its place
@@ -22,12 +23,18 @@ from stepscope.clock import monotonic_ns, read_clocks
 from stepscope.errors import StepscopeError
 from stepscope.record import run_facts
 from stepscope.record.fault_boundary import Boundary, DeferredSignals, clear_error_frames, fault_text, is_ours
-from stepscope.record.framework import Ended, find_recorder
+from stepscope.record.framework import Ended, Loss, find_recorder
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.sampler.process import Sampler, start_sampler
-from stepscope.record.settings import Settings, check_settings, parse_memory, parse_schedule, sample_count_or_none
-from stepscope.record.step_log import StepLog
+from stepscope.record.settings import (
+    FLUSH_EVERY_NS,
+    Settings,
+    check_settings,
+    parse_memory,
+    parse_schedule,
+    sample_count_or_none,
+)
 from stepscope.runfolder import STATUSES, RunWriter
 
 
@@ -55,6 +62,7 @@ class Session:
         self._before_pause_ns: int | None = None  # how much of the open step was over when it paused; None: it runs
         self._noted_pause = False
         self._recorder = make_recorder(self)
+        self.note_fork = self._recorder.note_fork
         self._writer = RunWriter.create(settings.out, settings.name) if place is None else None
         self._sampler: Sampler | None = None
         self._sampler_wanted, self._began_ns = False, 0
@@ -336,10 +344,6 @@ class Session:
         self._recorder.discard_in_child()
         self._recorder.detach()
 
-    def note_fork(self) -> None:
-        """Note that this process has forked."""
-        self._recorder.note_fork()
-
     # the sampler, and the end
 
     def _start_sampler(self) -> None:
@@ -371,16 +375,13 @@ class Session:
         else:
             self._run_noting_failure(self._note_remarks)
         self._write_model()
-        self._run_noting_failure(
-            lambda: self.writer.update(
-                clock_end=read_clocks(), **run_facts.rank_of_process(), **self._run_json_at_end()
-            )
-        )
+        facts: dict[str, Any] = {"clock_end": read_clocks(), "steps_lost": 0}
+        self._run_noting_failure(lambda: facts.update(**run_facts.rank_of_process(), **self._run_json_at_end()))
         if not self.writer.is_rank:
             self._run_noting_failure(
                 lambda: self.writer.write_device(run_facts.device_json(self.settings.root, self.path))
             )
-        self._run_noting_failure(lambda: self._log.close(self.writer, status, reason))
+        self._run_noting_failure(lambda: self._log.close(self.writer, status, reason, facts))
 
     def _note_remarks(self) -> None:
         for kind, message in self._recorder.remarks():
@@ -397,7 +398,7 @@ class Session:
     def _run_json_at_end(self) -> dict[str, Any]:
         outcome = self._recorder.run_json_fields(monotonic_ns() - self._began_ns)
         recorder = {**outcome.pop("recorder"), "modules_bytes": self.modules_bytes}  # of code for profiling alone
-        return {**outcome, "recorder": recorder, "steps_lost": self._log.lost}
+        return {**outcome, "recorder": recorder}
 
     def at_exit(self) -> None:
         """The interpreter ends with the run open: a running profiler would crash it."""
@@ -425,6 +426,88 @@ class Session:
             if note:
                 self.note("write-failed", f"{type(error).__name__}: {error}")
             clear_error_frames(error)
+
+
+_KEPT = 512  # that can still be joined
+
+
+class StepLog:
+    """Writes steps and notes when the disk refuses them."""
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        self._note = note
+        self._last: deque[tuple[int, int, int]] = deque(maxlen=_KEPT)  # number, beginning and end
+        self._waiting: list[tuple[int, int, int, int | None, Loss, bool]] = []  # for losses that are read later
+        self.flushed_ns = 0
+        self._refused = self._diverged = False  # by the disk; a loss was NaN
+
+    def add_step(
+        self,
+        writer: RunWriter,
+        step: int,
+        span_ns: tuple[int, int],
+        samples: int | None,
+        loss: Loss,
+        whole: bool,
+    ) -> None:
+        """Write a step of this span; whole: its ops are recorded as a whole."""
+        self._waiting.append((step, *span_ns, samples, loss, whole))
+        if len(self._waiting) == 1 and not callable(loss):
+            self._read_losses(writer)
+        self._last.append((step, *span_ns))
+
+    def flush(self, writer: RunWriter, now_ns: int) -> None:
+        """Bring the steps so far to the disk, where the last time is long enough ago."""
+        if now_ns - self.flushed_ns <= FLUSH_EVERY_NS:
+            return
+        self.flushed_ns = now_ns
+        self._read_losses(writer)
+        try:
+            writer.flush_steps()
+        except OSError as error:
+            if not self._refused:
+                self._refused = True
+                why = f"the times of some steps could not be written, and wait in RAM: {error}"
+                self._note("steps-lost", why, step=self._last[-1][0])
+
+    def close(self, writer: RunWriter, status: str, reason: str | None, facts: dict[str, Any]) -> None:
+        """Write what waits for its loss, and close the run with these facts of its end."""
+        try:
+            self._read_losses(writer)
+        finally:
+            try:
+                writer.close(status, reason, **facts)
+            finally:
+                if writer.steps_dropped:
+                    writer.update(steps_lost=writer.steps_dropped)
+
+    def _read_losses(self, writer: RunWriter) -> None:
+        while self._waiting:  # an interrupt, which a wait for an accelerator invites, loses none of them
+            step, t0_ns, t1_ns, samples, loss, whole = self._waiting[0]
+            value = loss() if callable(loss) else loss
+            writer.append_step(step, t0_ns, t1_ns, samples, value, whole)
+            del self._waiting[0]
+            if value is not None and value != value and not self._diverged:  # in its row NaN reads as none
+                self._diverged = True
+                self._note("loss-nan", f"the loss of step {step} is NaN, and is not stored", step=step)
+
+    def replace_steps(self, writer: RunWriter, first_ns: int, ends_ns: tuple[int, ...]) -> tuple[int, int] | None:
+        """Make steps that end at these times of those since the one in which `first_ns` lies.
+
+        Return the number of the first of them, and when the open step begins; None where they cannot be taken back.
+        """
+        self._read_losses(writer)
+        step, begin_ns, _ = next((entry for entry in self._last if entry[2] >= first_ns), (None, 0, 0))
+        if step is None or (step and step == self._last[0][0]) or not writer.drop_steps_from(step):
+            return None
+        what = f"{len(ends_ns)} rounds of optimizers" if ends_ns else "none, since an optimizer updates"
+        count = self._last[-1][0] + 1 - step + (len(ends_ns) > 0)
+        self._note("steps-joined", f"{count} updates since step {step} were found to be {what}", step=step)
+        self._last.clear()
+        for number, end_ns in enumerate(ends_ns, step):
+            self.add_step(writer, number, (begin_ns, end_ns), None, None, False)
+            begin_ns = end_ns
+        return step, begin_ns
 
 
 SESSIONS: set[Any] = set()  # each hears of it by `forked` and `forks`

@@ -16,9 +16,8 @@ from torch import nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
-from stepscope.record.call_samples import BatchWitness, CallSamples, unwrapped
+from stepscope.record.call_samples import BatchWitness, CallSamples, LoaderBatches, unwrapped
 from stepscope.record.gradient_threads import GradientThreads
-from stepscope.record.loader_batches import LoaderBatches
 from stepscope.record.ops.modules import module_and_descendants, parameters_of
 from stepscope.record.optimizer_identity import (
     COPIES,
@@ -76,7 +75,7 @@ class StepFinder:
         self._gaps = EvaluationGaps()
         self._gradients = GradientWitness()
         self._samples, self._loaders = SampleCount(), LoaderBatches()
-        self._calls = CallSamples(self._samples, note_calls)
+        self.calls = CallSamples(self._samples, note_calls)
         self._watched: list[weakref.ref[torch.Tensor]] | None = None  # leaves whose updates show steps by hand
         self._choice = 0  # of these leaves, counted
         self._trained: set[int] = set()  # models that were called with gradients
@@ -109,16 +108,6 @@ class StepFinder:
     def repeats(self) -> bool:
         """Return whether a step that does what the last one did needs no look at what it computes."""
         return self.detected_by != "backward" and not self._rounds.undecided and not self._samples.has_batch_aside
-
-    @property
-    def awaits_output(self) -> bool:
-        """Return whether only the output of the call that is under way tells its samples."""
-        return self._calls.awaits_output
-
-    @property
-    def input_shape(self) -> list[int] | None:
-        """Return the shape of one sample, as the last call had it."""
-        return self._calls.input_shape
 
     def repeated(self, ended_ns: list[int]) -> None:
         """Note steps that repeated the one before them, by their ends."""
@@ -168,12 +157,12 @@ class StepFinder:
             self._gradients.called(number, module)
         self._step_pass_called = True
         self._given.update(id(tensor) for tensor in tensors_in((args, kwargs)))
-        self._calls.called(module, number, args, kwargs)
+        self.calls.called(module, number, args, kwargs)
 
     def returned(self, module: nn.Module, output: Any) -> None:
         """Note the return of a call: between two steps and without gradients it was evaluation."""
         if torch.is_grad_enabled():
-            self._calls.returned(output)
+            self.calls.returned(output)
             number = self._identities.number(module) if self._in_evaluation else -1
             if number in self._in_evaluation:
                 self._in_evaluation[number] = self._in_evaluation[number][0], monotonic_ns()
@@ -202,7 +191,7 @@ class StepFinder:
 
     def raised(self, module: nn.Module) -> None:
         """Note that a call ended with an exception."""
-        counted = self._calls.raised()
+        counted = self.calls.raised()
         if torch.is_grad_enabled():
             self._samples.raised(self._identities.number(module), counted)
 
@@ -312,7 +301,7 @@ class StepFinder:
         self._gaps.begins()
         for number in self._identities.forget_dead():  # of losses that are made anew in each step, for one
             self._trained.discard(number)
-            for witness in (self._gaps, self._gradients, self._calls, self._samples):
+            for witness in (self._gaps, self._gradients, self.calls, self._samples):
                 witness.forget(number)
         return self._samples.take(self._rounds.ahead)
 
@@ -504,12 +493,7 @@ class EvaluationGaps:
         self._with: defaultdict[int, int] = defaultdict(int)
         self._here: dict[int, int] = {}  # models of this gap, and when their last call ended
         self._last: tuple[int, ...] = ()  # models of the last gap
-        self._open = True
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether no step's work has begun since the last step."""
-        return self._open
+        self.is_open = True  # no step's work has begun since the last step
 
     def forget(self, model: int) -> None:
         """Note that the model of this number is gone."""
@@ -517,7 +501,7 @@ class EvaluationGaps:
 
     def begins(self) -> None:
         """A step has ended."""
-        self._open, self._here = True, {}
+        self.is_open, self._here = True, {}
 
     def repeated(self, steps: int) -> None:
         """Note steps that began as the last one did."""
@@ -527,16 +511,16 @@ class EvaluationGaps:
 
     def evaluated(self, model: int, now_ns: int) -> None:
         """A model was called without gradients."""
-        if self._open:
+        if self.is_open:
             self._here[model] = now_ns
 
     def ends(self) -> int | None:
         """A step's work begins: when evaluation before it ended, None where there was none."""
-        if not self._open:
+        if not self.is_open:
             return None
         outside = [t_ns for model, t_ns in self._here.items() if self._gaps > 0 and self._with[model] <= self._gaps / 2]
         for model in self._here:
             self._with[model] += 1
         self._gaps += 1
-        self._open, self._here, self._last = False, {}, tuple(self._here)
+        self.is_open, self._here, self._last = False, {}, tuple(self._here)
         return max(outside, default=None)

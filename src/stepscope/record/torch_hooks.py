@@ -28,7 +28,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from threading import get_ident
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -44,12 +44,14 @@ from stepscope.record.listeners import (
     UPDATE,
     UPDATED,
     CallListener,
-    CallTimes,
     Listener,
     NoneRepeats,
     Repeating,
 )
 from stepscope.record.torch_private import Scope, remove_optimizer_hook
+
+if TYPE_CHECKING:
+    from stepscope.record.layer_times import LayerTimes
 
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
 _compiled_now: Callable[[], Any] = getattr(getattr(torch._guards, "CompileContext", None), "try_get", lambda: None)
@@ -70,13 +72,9 @@ class TorchHooks:
         self._repeating: Repeating = repeating or NoneRepeats()
         self._updates = 0
         self._updating: dict[int, list[int]] = {}  # by thread: addresses of optimizers in an update, the innermost last
-        self._modules = _ModuleRoute(boundary, listener, self)
+        self.modules = modules = _ModuleRoute(boundary, listener, self)
+        self.profile_calls, self.note_calls, self.time_calls = modules.profile, modules.note, modules.time
         self._before_update, self._after_update = self._make_optimizer_hooks()
-
-    @property
-    def calls(self) -> int:
-        """Calls of modules in windows so far."""
-        return self._modules.calls
 
     def install(self) -> None:
         """Listen from now on."""
@@ -85,8 +83,8 @@ class TorchHooks:
         repeating = type(self._repeating)
         for function in (*of_ours, self._after_update, repeating.is_next, repeating.called, repeating.batch):
             torch_private.keep_from_dynamo(function, with_callees=True)
-        undo(self._modules.remove)
-        self._modules.install()
+        undo(self.modules.remove)
+        self.modules.install()
         undo(functools.partial(remove_optimizer_hook, register_optimizer_step_pre_hook(self._before_update)))
         undo(functools.partial(remove_optimizer_hook, register_optimizer_step_post_hook(self._after_update)))
         undo(self._wrap_method(torch.autograd, "_engine_run_backward", self._wrap_backward))
@@ -105,23 +103,6 @@ class TorchHooks:
             self._undo.append(self._wrap_method(scaler, "step", self._scaler_step))
         for name in ("walk_tb", "_walk_tb_with_full_positions"):
             self._undo.append(self._wrap_method(traceback, name, without_our_frames))
-
-    def profile_calls(self, profiled: bool) -> None:
-        """Open a scope around every module call from now on, or around none; open ones end."""
-        self._modules.profile(profiled)
-
-    @property
-    def calls_noted_by(self) -> CallListener | None:
-        """Return the listener to every call."""
-        return self._modules.noted_by
-
-    def note_calls(self, noted: CallListener | None) -> None:
-        """Report each module call to `noted` from now on; None: to nobody."""
-        self._modules.note(noted)
-
-    def time_calls(self, times: CallTimes | None) -> None:
-        """Note the time of each module call of a thread in `times` from now on, or of none."""
-        self._modules.time(times)
 
     def remove(self) -> None:
         """Take every route back; calls that are under way end as plain ones."""
@@ -164,7 +145,7 @@ class TorchHooks:
     def _make_optimizer_hooks(self) -> Any:
         """Return both hooks: torch calls them twice where an optimizer's `step` calls that of its base class."""
         boundary, listener, is_next = self._boundary, self._listener, self._repeating.is_next
-        modules = self._modules
+        modules = self.modules
         begins = getattr(listener, "before_optimizer", _undo_nothing)
         ends = getattr(listener, "after_optimizer", _undo_nothing)
 
@@ -207,7 +188,8 @@ class TorchHooks:
     def _wrap_backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         boundary, listener, repeating = self._boundary, self._listener, self._repeating
         is_next, graph_task, none = repeating.is_next, torch_private.graph_task, torch_private.NO_TASK
-        raised, modules = getattr(listener, "backward_raised", _undo_nothing), self._modules
+        raised, modules = getattr(listener, "backward_raised", _undo_nothing), self.modules
+        look_at_loss = getattr(listener, "look_at_loss", _undo_nothing)
 
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._installed or _is_compiling() or graph_task() != none:  # or a checkpoint's pass
@@ -223,6 +205,8 @@ class TorchHooks:
                 boundary.call(listener.before_backward, t_outputs, inputs, args[0] if args else None)
                 if not self._keras and "keras" in sys.modules:
                     boundary.call(self._route_keras)
+            elif repeating.wants_loss:
+                boundary.call(look_at_loss, t_outputs)
             try:
                 result = plain(t_outputs, *args, **kwargs)
             except BaseException:
@@ -278,7 +262,7 @@ class TorchHooks:
             finally:
                 if outermost:
                     self.loading.discard(here)
-                ended_ns, times = monotonic_ns(), self._modules.timed
+                ended_ns, times = monotonic_ns(), self.modules.timed
                 self.loading_ns += ended_ns - began_ns if outermost else 0
                 if times is not None:
                     boundary.call(times.loaded, iterator, began_ns, ended_ns)
@@ -365,9 +349,9 @@ class _ModuleRoute:
         # One of them trains, and nothing is to be done for what it calls (nor is what others call meanwhile reported):
         # one look tells, in a step that is not profiled.
         self._plainly = self._plain_within = False
-        self._noted_by: CallListener | None = None
-        self._times: CallTimes | None = None
-        self.timed: CallTimes | None = None  # the same, while calls get no scope
+        self.noted_by: CallListener | None = None
+        self._times: LayerTimes | None = None
+        self.timed: LayerTimes | None = None  # the same, while calls get no scope
         self._watched = False  # profiled, timed or noted
         self._window = 0
         # By the module's id, with the module itself. An open scope cannot be entered again: it is taken out meanwhile.
@@ -399,10 +383,6 @@ class _ModuleRoute:
 
         self._undo = [undo]
 
-    @property
-    def noted_by(self) -> CallListener | None:
-        return self._noted_by
-
     def remove(self) -> None:
         undo, self._undo = self._undo, []
         nobody: list[Callable[[], None]] = [
@@ -413,7 +393,10 @@ class _ModuleRoute:
         self._boundary.call_all([*nobody, *undo])
 
     def profile(self, profiled: bool) -> None:
-        """Scopes are made anew for each window: none may outlive the window in which it was entered."""
+        """Open a scope around every call from now on, or around none; open ones end.
+
+        They are made anew for each window: none may outlive the window in which it was entered.
+        """
         self._profiled = profiled
         self._refresh_call_flags()
         self._window += 1
@@ -425,17 +408,18 @@ class _ModuleRoute:
                 continue
 
     def note(self, noted: CallListener | None) -> None:
-        """Ignore calls under way: a listener that was told of a call is told of its end."""
-        self._noted_by = noted
+        """Report each call to `noted` from now on (None: to nobody), and the ends of those that were reported to it."""
+        self.noted_by = noted
         self._refresh_call_flags()
 
-    def time(self, times: CallTimes | None) -> None:
+    def time(self, times: LayerTimes | None) -> None:
+        """Note the time of each call of a thread in `times` from now on, or of none."""
         self._times = times
         self._refresh_call_flags()
 
     def _refresh_call_flags(self) -> None:
         self.timed = None if self._profiled else self._times
-        self._watched = self._profiled or self._noted_by is not None or self.timed is not None
+        self._watched = self._profiled or self.noted_by is not None or self.timed is not None
         self._plain_within = self._installed and not self._watched and self._plain is None
         self._plainly = self._plain_within and get_ident() in self._inside
 
@@ -457,7 +441,7 @@ class _ModuleRoute:
             run = self._call_impl if alone else functools.partial(plain, self)
             if not route._watched:
                 return run(*args, **kwargs)
-            window, key, noted = route._window, id(self), route._noted_by
+            window, key, noted = route._window, id(self), route.noted_by
             if noted is not None:
                 route._boundary.call(noted.enter, self, args, kwargs)
             ranged = route._free.pop(key, None) if route._profiled else None
@@ -481,7 +465,7 @@ class _ModuleRoute:
             finally:
                 if times is not None:
                     times.noted.extend((ENDED, clock(), sequence()))
-                if noted is not None and route._noted_by is noted:
+                if noted is not None and route.noted_by is noted:
                     route._boundary.call(noted.leave)
                 if ranged is not None and route._window == window:  # else it was ended with its window, in this call
                     try:
@@ -491,7 +475,7 @@ class _ModuleRoute:
 
         return call
 
-    def _times_of(self, module: Any) -> CallTimes | None:
+    def _times_of(self, module: Any) -> LayerTimes | None:
         """Return where the time of this call is noted; None in another thread, or with too many calls."""
         times, key = self.timed, id(module)
         if times is None or times.thread != get_ident() or len(times.noted) >= MOST_NOTED:

@@ -216,14 +216,17 @@ def first_bytes(tensor: torch.Tensor, most: int = 64) -> bytes | None:
     return ctypes.string_at(int(begin + offset), int(count)) if count > 0 and begin else None
 
 
-def loss_value(value: Any) -> float | None:
-    """Return the one number of a loss, without an op where that can be: a profiler of the training's would show it."""
-    if value is None:
-        return None
+def loss_in_ram(value: Any) -> float | None:
+    """Return the one number of a plain loss, read without an op; None of any other."""
     form = _FORMS.get(getattr(value, "dtype", None))
     plain = first_bytes(value, struct.calcsize(form)) if form is not None and value.numel() == 1 else None
-    if form is not None and plain is not None:
-        return float(struct.unpack(form, plain)[0])
+    return None if form is None or plain is None else float(struct.unpack(form, plain)[0])
+
+
+def loss_value(value: Any) -> float | None:
+    """Return the one number of a loss, without an op where that can be: a profiler of the training's would show it."""
+    if value is None or (plain := loss_in_ram(value)) is not None:
+        return None if value is None else plain
     try:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from torch import nn
 from stepscope.clock import monotonic_ns
 from stepscope.record import kineto, run_facts, torch_private
 from stepscope.record.call_samples import BatchWitness
-from stepscope.record.framework import Ended, Loss, TrainingSession
+from stepscope.record.framework import Ended
 from stepscope.record.gradient_threads import GradientThreads
 from stepscope.record.memory.tensor_watch import MemoryWatch
 from stepscope.record.ops.events import MODULE_SCOPE, OPTIMIZER_STEP
@@ -31,13 +31,18 @@ from stepscope.record.steps import COMPILED_CALLS, NO_MODULE_CALLS, StepFinder, 
 from stepscope.record.torch_hooks import TorchHooks
 from stepscope.runfolder import RunWriter
 
+if TYPE_CHECKING:
+    from stepscope.record.session import Session
+
+_DIVERGED_PASSES = 3  # on end, of those that are looked at, with a loss that is NaN
+
 
 class TorchRecorder:
     """The recorder of a training with torch, and the listener of its hooks: what the training does."""
 
     framework = "torch"
 
-    def __init__(self, session: TrainingSession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session, self._boundary = session, session.boundary
         self._ops: OpRecorder | None = None
         self._repeats = RepeatFilter(self._boundary, self)
@@ -60,9 +65,13 @@ class TorchRecorder:
         self._spent_ns: int | None = None  # in all calls until the last step's end; the first one begins the run
         self._begins_anew = self._anew = False  # recorded from the end of the evaluation at its beginning: will be, is
         self._inputs: set[int] = set()  # hashes of the shapes that models were called with in a profiled step
+        self._nan_passes = 0  # that were looked at since one with a loss that is a number
         self._evaluated_first = 0  # steps that were to be recorded and began with evaluation, since one that did not
         # no frame of ours in between
         self.stepped, self.end_repetition = self._repeats.stepped, self._repeats.end_repetition
+        self.report_ended_steps, self.many_calls = self._repeats.report_ended_steps, self._close_oversized_window
+        self.fetched, self.count_samples = self._finder.fetched, self._finder.step_ended
+        self.finish, self.loss_value = self._finder.finish, torch_private.loss_value_or_reader
 
     # the run
 
@@ -89,10 +98,6 @@ class TorchRecorder:
         """Measure once what recording costs on this device, before the first step."""
         if self._ops is not None:
             self._ops.rehearse()
-
-    def finish(self) -> None:
-        """The training is over: what was left open has ended."""
-        self._finder.finish()
 
     def close(self) -> None:
         """Write what is recorded, and record no more."""
@@ -130,10 +135,6 @@ class TorchRecorder:
     def wait_for_step(self, loss: Any) -> None:
         """Calls on a CPU return when their work is done; of a GPU, a step is what was asked for in it."""
 
-    def loss_value(self, loss: Any) -> Loss:
-        """The value of a loss, or what reads it later."""
-        return torch_private.loss_value_or_reader(loss)
-
     def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
         """Open, keep or close the window as the plan says."""
         assert self._ops is not None
@@ -141,10 +142,6 @@ class TorchRecorder:
         recorded = self._ops.before_step(step, elapsed_ns, again)
         self._begins_anew, self._anew = False, again
         return recorded
-
-    def count_samples(self) -> int | None:
-        """Samples of the step that has just ended, from its batches and calls."""
-        return self._finder.step_ended()
 
     def after_step(self, span: StepSpan) -> None:
         """A profiled step has ended."""
@@ -211,7 +208,7 @@ class TorchRecorder:
             return
         self._session.begin()
         self._finder.called(module, args, kwargs)
-        if self._finder.awaits_output:
+        if self._finder.calls.awaits_output:
             self._repeats.end_repetition()
         self._open_step()
         if self._ops is None or not torch.is_grad_enabled():
@@ -303,11 +300,25 @@ class TorchRecorder:
             return
         self._session.begin()
         self._finder.before_backward(roots, inputs, weights)
+        self.look_at_loss(roots)
         self._open_step()
         self._close_oversized_window(before_pass=True)
         if self._ops is not None:
             self._ops.mark("backward")
             self._ops.before_pass(roots, inputs)
+
+    def look_at_loss(self, roots: Any) -> None:
+        """Note a loss in RAM that is NaN whenever it is looked at: one alone a script may leave out.
+
+        Where the training says when a step ends it says its loss, if it wants to.
+        """
+        self._repeats.wants_loss = False
+        loss = torch_private.loss_in_ram(roots[0]) if type(roots) is tuple and len(roots) == 1 else None
+        if loss is not None and self._finder.detected_by != "calls":
+            self._nan_passes = self._nan_passes + 1 if loss != loss else 0
+            if self._nan_passes == _DIVERGED_PASSES:
+                step = self._session.number
+                self._session.note("loss-nan", f"the loss of step {step} is NaN, and was so before", step=step)
 
     def after_backward(self) -> None:
         """Gradients are computed."""
@@ -339,19 +350,11 @@ class TorchRecorder:
         """The range of a module's call in the window that records now."""
         return torch_private.make_call_scope(f"{MODULE_SCOPE}{self._registry.index(module)}")
 
-    def many_calls(self) -> None:
-        """Many modules were called in a profiled step: is it still small enough?"""
-        self._close_oversized_window()
-
     def optimizer_scope(self, optimizer: Any) -> torch_private.Scope:
         """The range by which a torch optimizer announces itself, for another."""
         return torch_private.make_scope(f"{OPTIMIZER_STEP}{type(optimizer).__name__}.step")
 
     # steps that repeat
-
-    def fetched(self, iterator: Any, samples: int | None) -> None:
-        """A data loader gave so many samples, earlier in the open step."""
-        self._finder.fetched(iterator, samples)
 
     def repeated(self, ended: list[Ended], samples: int | None, sequence: int) -> None:
         """Write the steps that were not followed, and make up for what they would have changed."""
@@ -416,7 +419,7 @@ class TorchRecorder:
 
     def _note_calls(self, witness: BatchWitness | None) -> bool:
         """Report the following calls to a witness, unless they are reported already; None: to nobody."""
-        noted_by = self.hooks.calls_noted_by
+        noted_by = self.hooks.modules.noted_by
         if isinstance(noted_by, CallSites):
             noted_by.also = witness
             return True
@@ -439,7 +442,7 @@ class TorchRecorder:
 
     def model_rows(self) -> list[dict[str, Any]]:
         """Rows of model.json: the modules that were called or given."""
-        shares = {} if self._ops is None else self._ops.update_shares()
+        shares = {} if self._ops is None else self._ops.updates.shares()
         return run_facts.model_json_rows(self._registry, self._session.settings.flops, shares)
 
     def early_facts(self) -> dict[str, Any]:
@@ -456,7 +459,7 @@ class TorchRecorder:
             ),
             "overhead": run_facts.overhead_facts(self._ops, span_ns, self._followed_ns),
             "compile_s": torch_private.compile_seconds(),
-            "input_shape": self._finder.input_shape,
+            "input_shape": self._finder.calls.input_shape,
         }
 
     def remarks(self) -> list[tuple[str, str]]:
@@ -471,10 +474,6 @@ class TorchRecorder:
     def why_no_steps(self) -> str:
         """The reason why there is no step, as far as it was seen, and what helps."""
         return why_no_steps(self._finder.activity_counts)
-
-    def report_ended_steps(self) -> None:
-        """Report steps that have ended and are not yet reported to the session."""
-        self._repeats.report_ended_steps()
 
     def abandon_window(self, why: str) -> None:
         """Drop the open window without its events."""

@@ -261,12 +261,15 @@ class RunWriter:
         finally:
             os.close(file)
 
-    def close(self, status: str, reason: str | None = None) -> None:
-        """Bring the last steps to the disk and say how the run ended; `pack` makes Parquet of it, elsewhere."""
+    def close(self, status: str, reason: str | None = None, **facts: Any) -> None:
+        """Bring the last steps to the disk and say how the run ended; `pack` makes Parquet of it, elsewhere.
+
+        facts: what else run.json says of the end, for which the reserve makes room as well.
+        """
         if not self._is_mine():
             return
         refused = self._flushed()
-        self.update(status=status, reason=reason)
+        self.update(status=status, reason=reason, **facts)
         (self.path / RESERVE).unlink(missing_ok=True)
         if refused is not None and (refused := self._flushed()) is not None:  # the reserve may have made room
             self.steps_dropped += len(self._steps) // STEP_BYTES

@@ -151,7 +151,8 @@ def copy_on_fake(model: nn.Module, optimizers: Optimizers, mode: FakeMode) -> tu
     in_both = _types_not_copied()
     for module in model.modules():
         for value in tree_leaves(vars(module)):
-            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and _is_tensor_of_data(value):
+            is_other = isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not is_lazy(value)
+            if is_other and (value.numel() > _COPIED or not value.is_leaf):
                 memo[id(value)] = fake_of_tensor(value, mode)
             elif isinstance(value, in_both):
                 memo[id(value)] = value
@@ -168,10 +169,6 @@ def copy_on_fake(model: nn.Module, optimizers: Optimizers, mode: FakeMode) -> tu
 
 
 _COPIED = 65_536  # elements at most of a table or mask that is no buffer, and keeps its numbers
-
-
-def _is_tensor_of_data(tensor: Tensor) -> bool:
-    return not is_lazy(tensor) and (tensor.numel() > _COPIED or not tensor.is_leaf)
 
 
 def _types_not_copied() -> tuple[type, ...]:

@@ -57,7 +57,7 @@ def count_flops(model: nn.Module, loss: LossOf, batch: Any, samples: int | None 
             counter.run(loss, _batch_on_meta(batch))
         return counter.result(size)
     except Exception as error:  # a user's model may raise anything; the run goes on without its FLOPs
-        return FlopCount(reason=f"not counted: {type(error).__name__}: {_first_line(error)}")
+        return FlopCount(reason=f"not counted: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
 
 
 def on_meta(model: nn.Module) -> nn.Module:
@@ -151,18 +151,10 @@ def _convolution_backward(
     return convolution_backward_flops(grad_out, x, weight, transposed, output_mask)
 
 
-def _matrix_vector(matrix: Any, vector: Any, out_shape: Any = None) -> int:
-    return product_flops(matrix[0], matrix[1], 1)
-
-
-def _vector_vector(first: Any, second: Any, out_shape: Any = None) -> int:
-    return product_flops(1, first[0], 1)
-
-
 _CORRECTED = {
     torch.ops.aten.convolution_backward: _convolution_backward,
-    torch.ops.aten.mv: _matrix_vector,
-    torch.ops.aten.dot: _vector_vector,
+    torch.ops.aten.mv: lambda matrix, *_, **_named: product_flops(matrix[0], matrix[1], 1),
+    torch.ops.aten.dot: lambda first, *_, **_named: product_flops(1, first[0], 1),
 }
 
 
@@ -212,7 +204,3 @@ def _first_length(batch: Any) -> int:
     if first is None or first.dim() == 0 or math.prod(first.shape) == 0:
         raise ValueError("the batch holds no tensor whose first dimension is samples")
     return int(first.shape[0])
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]

@@ -104,7 +104,7 @@ def lstm_forward(platform: Platform) -> Rule:
             scratch = _padded_weight_bytes(*weights) + _lstm_scratch_bytes(x, units)
         else:
             scratch = sum(
-                _bf16_gate_rows(units) * w.shape[1] * w.element_size() for w in weights
+                4 * _round_up_to_line(units, 2 * _LINE) * w.shape[1] * w.element_size() for w in weights
             ) + _bf16_scratch_bytes(x.shape[1], units)
         touched = size if platform.acl else round(_TOUCHED * size)
         workspace = ((_WORKSPACE_OUTPUT, size, touched),) if args[_TRAINED] else ()
@@ -211,11 +211,6 @@ def _lstm_backward_in_bf16(x: Tensor, input_weight: Tensor, state_weight: Tensor
     rows = sum(w.shape[1] * _padded_row(w.shape[0]) for w in (input_weight, state_weight))
     incoming = samples * units * (steps + 2)
     return weights + _FLOAT * (rows + incoming) + _bf16_scratch_bytes(samples, units)
-
-
-def _bf16_gate_rows(units: int) -> int:
-    """Gates of so many units as oneDNN packs them in bf16."""
-    return 4 * _round_up_to_line(units, 2 * _LINE)
 
 
 def _bf16_scratch_bytes(samples: int, units: int) -> int:

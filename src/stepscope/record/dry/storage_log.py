@@ -410,7 +410,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     then()
 
     def _run_op(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self._value_of is not None and args and _is_fake(args[0]) and self._is_outside_modules():
+        if self._value_of is not None and args and isinstance(args[0], FakeTensor) and self._is_outside_modules():
             out = data_dependent_result(func, args)
             if out is not NotImplemented:
                 self.value_reads += 1
@@ -570,10 +570,6 @@ def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
     if tensor.layout is torch.strided:
         return (tensor,)
     return (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else ()
-
-
-def _is_fake(tensor: Any) -> bool:
-    return isinstance(tensor, FakeTensor)
 
 
 def _writable_dtype(dtype: Any) -> Any:

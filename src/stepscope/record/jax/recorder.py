@@ -11,21 +11,22 @@ import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from numbers import Number
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
 from stepscope.record.fault_boundary import DeferredSignals, WithoutCollections, is_ours
-from stepscope.record.framework import TrainingSession
 from stepscope.record.jax import profiler
-from stepscope.record.jax.layers import Layers
 from stepscope.record.jax.programs import Program, read_program
-from stepscope.record.jax.rows import offset_ns, read_trace, rows_of
+from stepscope.record.jax.rows import Layers, offset_ns, read_trace, rows_of
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.plan import WARMUP_STEPS
 from stepscope.runfolder import RunWriter
+
+if TYPE_CHECKING:
+    from stepscope.record.session import Session
 
 MOST_EVENTS = 60_000  # of several steps in one window
 MOST_EVENTS_PER_STEP = 400_000  # a step that makes more is not recorded again: its events wait in RAM
@@ -38,7 +39,7 @@ class JaxRecorder:
     framework = "jax"
     knows_models = True  # the first step begins at once
 
-    def __init__(self, session: TrainingSession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session, self._plan = session, session.plan
         if session.settings.steps_from != "calls":
             raise UsageError("with JAX the training says where a step ends", "call scope.step(loss) after each update")

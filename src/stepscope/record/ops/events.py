@@ -223,11 +223,6 @@ def phase_marked_by(name: str) -> int:
     return FORWARD if name.startswith(MODULE_SCOPE) else UNMARKED
 
 
-def module_marked_by(name: str) -> int:
-    """The module whose call an event of this name is, or NO_MODULE."""
-    return int(name[len(MODULE_SCOPE) :]) if name.startswith(MODULE_SCOPE) else NO_MODULE
-
-
 def label_events(
     events: Events,
     parent: Ints,
@@ -241,7 +236,8 @@ def label_events(
     places: tells the modules of backward nodes whose forward ops, in this thread, are not among the events.
     """
     marks = np.array([phase_marked_by(text) for text in texts], dtype=np.int64)
-    scopes = np.array([module_marked_by(text) for text in texts], dtype=np.int64)
+    modules = [int(text[len(MODULE_SCOPE) :]) if text.startswith(MODULE_SCOPE) else NO_MODULE for text in texts]
+    scopes = np.array(modules, dtype=np.int64)
     accumulates = np.array([_ACCUMULATE in text for text in texts], dtype=bool)
     marked = marks[events.name]
     marked[events.scope == BACKWARD_NODE] = BACKWARD

@@ -14,7 +14,7 @@ import numpy as np
 
 from stepscope.arrays import Ints
 from stepscope.record.ops.closures import relabel_phases_in_closures
-from stepscope.record.ops.costs import count_op_bytes, count_op_flops, has_formula
+from stepscope.record.ops.costs import FlopsByFormat, count_op_bytes, count_op_flops, gpus_of_ops, has_formula
 from stepscope.record.ops.events import (
     CLOSING,
     MODULE_SCOPE,
@@ -29,7 +29,6 @@ from stepscope.record.ops.events import (
     read_event_columns,
     self_times,
 )
-from stepscope.record.ops.number_formats import FlopsByFormat, gpus_of_ops
 from stepscope.record.ops.updates import OptimizerCalls, modules_of_updates
 from stepscope.runfolder import PHASES, Part
 

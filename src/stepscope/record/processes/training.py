@@ -52,10 +52,6 @@ class Recording:
         self.session: Session | None = None
         self._faulty = False  # a fault of ours kept it from listening, or our folder the script from going on
 
-    def wait_for_torch(self) -> None:
-        """Record from the first sign of a training on."""
-        when_imported("torch", self.torch_is_here)
-
     def ended(self, error: BaseException | None) -> None:
         """The script has ended with this; the session closes when the interpreter ends."""
         if self.session is not None:
@@ -184,7 +180,7 @@ def _prepare_recording(orders_text: str) -> Recording:
     orders = replace(orders, go=None)
     recording = Recording(orders, first=True)
     join_children(replace(orders, simulate=None).to_json())
-    recording.wait_for_torch()
+    when_imported("torch", recording.torch_is_here)
     return recording
 
 

@@ -288,7 +288,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     survey = survey_sensors(options.root, target)
     profiles: Mapping[str, SensorProfile] = {}
     if may_characterise(options.root, options.characterise):
-        profiles = recall_or_measure(options.root, survey.sensors, target.clock, _announce_characterising, events)
+        announce = lambda seconds: _print_line(CHARACTERISING + b" %.3f\n" % seconds)  # noqa: E731
+        profiles = recall_or_measure(options.root, survey.sensors, target.clock, announce, events)
     survey = with_calibrations(survey, options.root)
     streams, readers = opener.open(survey, profiles)
     sampling = Sampling(streams, events, target.pace, options.period_ns, options.dither, readers)
@@ -323,10 +324,6 @@ def _remove_traces(samples: Path) -> None:
             (samples / STDERR).unlink()
     with contextlib.suppress(OSError):
         (samples / PID_FILE).unlink()
-
-
-def _announce_characterising(seconds: float) -> None:
-    _print_line(CHARACTERISING + b" %.3f\n" % seconds)
 
 
 def _print_line(line: bytes) -> None:

@@ -178,9 +178,14 @@ class Stream:
                 self._events.write("samples-dropped", message, sensor=self.name)
             self._rows_dropped += rows
             return
-        if self._disk_failed_ns is not None and rows:
+        if rows:
+            self._end_gap("the disk takes rows again")
+
+    def _end_gap(self, why: str) -> None:
+        """Write how many rows the disk has refused, if it did."""
+        if self._disk_failed_ns is not None:
             gap_ns = self._clock() - self._disk_failed_ns
-            message = f"{self._rows_dropped} rows of sensor {self.name} were lost; the disk takes rows again"
+            message = f"{self._rows_dropped} rows of sensor {self.name} were lost; {why}"
             self._events.write("gap", message, sensor=self.name, gap_ns=gap_ns, rows=self._rows_dropped)
             self._disk_failed_ns, self._rows_dropped = None, 0
 
@@ -189,6 +194,7 @@ class Stream:
         if is_running(self._target.pid):
             self._write_loss()
         self.flush()
+        self._end_gap("its recording has ended")
         self.file.close()
         if self._lost_ns is None:
             _let_go(self._opened)

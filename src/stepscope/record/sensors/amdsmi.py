@@ -18,15 +18,13 @@ from stepscope.record.sensors.contract import (
     ASLEEP,
     NAN,
     UNREADABLE,
-    Channel,
     Errors,
-    Kind,
     NoSensor,
     OpenSensor,
     Probe,
     Target,
     call_or_nan,
-    channel_id,
+    make_channel,
     make_probe_reader,
     probes_that_answer,
 )
@@ -154,7 +152,7 @@ def _trusted_energy_probes(gpus: Sequence[_Gpu]) -> list[Probe]:
     time.sleep(CHECK_S)
     source = "amdsmi_get_energy_count, accumulator times resolution"
     return [
-        _probe(gpu, "energy", "J", source, partial(_energy_j, gpu), "counter")
+        _probe(gpu, "energy", "J", source, partial(_energy_j, gpu))
         for gpu, (start, joules) in zip(gpus, before, strict=True)
         if _energy_agrees_with_power(gpu, start, joules)
     ]
@@ -213,24 +211,12 @@ def _probe(
     unit: str,
     source: str,
     call: Callable[[], float],
-    kind: Kind = "gauge",
     step_size: float | None = None,
     filter: str | None = None,  # noqa: A002 - the channel's own word
 ) -> Probe:
     scope = gpu.power_scope if quantity in ("power", "energy") else gpu.scope
-    channel = Channel(
-        id=channel_id(scope, quantity),
-        sensor=NAME,
-        quantity=quantity,
-        unit=unit,
-        kind=kind,
-        scope=scope,
-        parent_scope="system",
-        source=source,
-        rail="package-0" if scope == SOCKET else None,
-        step_size=step_size,
-        filter=filter,
-    )
+    rail = "package-0" if scope == SOCKET else None
+    channel = make_channel(NAME, scope, quantity, unit, source, rail=rail, step_size=step_size, filter=filter)
     return Probe(channel, call)
 
 

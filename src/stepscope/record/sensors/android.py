@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.record.sensors import battery
-from stepscope.record.sensors.contract import NAN, Channel, Meter, NoSensor, OpenSensor, Target, channel_id
+from stepscope.record.sensors.contract import NAN, Channel, Meter, NoSensor, OpenSensor, Target, make_channel
 
 NAME = "android"
 EVERY_NS, UNNAMED_EVERY_NS = 500_000_000, 10_000_000_000
@@ -155,17 +155,8 @@ def _value(answer: Phone | NoSensor, place: int) -> float:
 
 def _channel(battery: _Battery, place: int) -> Channel:
     quantity, unit, _ = _QUANTITIES[place]
-    scope = f"battery:{battery.meter.name}"
-    return Channel(
-        id=channel_id(scope, quantity),
-        sensor=NAME,
-        quantity=quantity,
-        unit=unit,
-        kind="gauge",
-        scope=scope,
-        parent_scope="system",
-        source=battery.tool if battery.tool == TERMUX else f"adb -s {battery.meter.address} shell dumpsys battery",
-    )
+    source = battery.tool if battery.tool == TERMUX else f"adb -s {battery.meter.address} shell dumpsys battery"
+    return make_channel(NAME, f"battery:{battery.meter.name}", quantity, unit, source)
 
 
 # Units: Termux mV, uA, uAh, nWh, degC; dumpsys mV, uAh, 0.1 degC. Some phones state mA and mAh instead, or Integer.MIN

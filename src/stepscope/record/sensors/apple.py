@@ -18,12 +18,20 @@ import importlib.util
 import platform
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stepscope.record.access.child_lines import ChildLines
-from stepscope.record.sensors.contract import NAN, Channel, NamedSensor, NoSensor, OpenSensor, Target, channel_id
+from stepscope.record.sensors.contract import (
+    NAN,
+    Channel,
+    NamedSensor,
+    NoSensor,
+    OpenSensor,
+    Target,
+    make_channel,
+)
 
 NAME = "apple"
 EVERY_NS = 50_000_000
@@ -85,18 +93,9 @@ def _millijoules(metrics: Any) -> Iterator[tuple[tuple[str, str, str], float]]:
 
 
 def _channel(scope: str, parent: str, field: str) -> Channel:
-    return Channel(
-        id=channel_id(scope, "energy"),
-        sensor=NAME,
-        quantity="energy",
-        unit="J",
-        kind="counter",
-        scope=scope,
-        parent_scope=parent,
-        rail=field,
-        source="IOReport Energy Model (the chip's own model, no meter), zeus-apple-silicon",
-        step_size=_MILLIJOULES,
-    )
+    source = "IOReport Energy Model (the chip's own model, no meter), zeus-apple-silicon"
+    facts = {"parent_scope": parent, "rail": field, "step_size": _MILLIJOULES}
+    return make_channel(NAME, scope, "energy", "J", source, **facts)
 
 
 POWERMETRICS = "powermetrics"
@@ -205,32 +204,10 @@ def channels_of(name: str, names: Sequence[str]) -> tuple[Channel, Channel]:
     """Power and energy of a part, given all the parts that are printed."""
     scope = SCOPES[name]
     source = f"powermetrics, {name} Power (the chip's own model, no meter)"
-    power = Channel(
-        id=channel_id(scope, "power"),
-        sensor=POWERMETRICS,
-        quantity="power",
-        unit="W",
-        kind="gauge",
-        scope=scope,
-        parent_scope=_parent(name, names),
-        rail=name,
-        source=source,
-        refresh_ns=POWERMETRICS_EVERY_NS,
-        step_size=0.001,
-        filter="mean over the sample's interval",
-        window_ns=POWERMETRICS_EVERY_NS,
-    )
-    energy = replace(
-        power,
-        id=channel_id(scope, "energy"),
-        quantity="energy",
-        unit="J",
-        kind="counter",
-        source=f"{source} times its interval",
-        step_size=None,
-        filter=None,
-        window_ns=None,
-    )
+    about = {"parent_scope": _parent(name, names), "rail": name, "refresh_ns": POWERMETRICS_EVERY_NS}
+    averages = {"filter": "mean over the sample's interval", "window_ns": POWERMETRICS_EVERY_NS}
+    power = make_channel(POWERMETRICS, scope, "power", "W", source, **about, **averages, step_size=0.001)
+    energy = make_channel(POWERMETRICS, scope, "energy", "J", f"{source} times its interval", **about)
     return power, energy
 
 

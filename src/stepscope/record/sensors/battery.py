@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -300,22 +300,10 @@ def _channels(battery: Path, quantities: Sequence[_Quantity], supply: Supply | N
     broken = broken_units(supply) if supply else ()
     if broken:
         source += f" (its driver states {', '.join(broken)}: converted)"
-    channel = Channel(
-        id="",
-        sensor=NAME,
-        quantity="",
-        unit="",
-        kind="gauge",
-        scope=f"battery:{battery.name}",
-        parent_scope="system",
-        source=source,
-        rail=battery.name,
-    )
+    scope = f"battery:{battery.name}"
     return [
-        replace(
-            channel, id=f"battery.{battery.name}.{quantity.quantity}", quantity=quantity.quantity, unit=quantity.unit
-        )
-        for quantity in quantities
+        Channel(f"battery.{battery.name}.{name}", NAME, name, unit, "gauge", scope, source, battery.name, "system")
+        for name, unit in ((quantity.quantity, quantity.unit) for quantity in quantities)
     ]
 
 

@@ -51,6 +51,15 @@ class Channel:
     calibration: dict[str, Any] | None = None  # what a meter showed of it on this device: `stepscope calibrate`
 
 
+def make_channel(sensor: str, scope: str, quantity: str, unit: str, source: str, **fields: Any) -> Channel:
+    """Return a channel with the id of its scope; energy is a counter, all else a gauge, of the system where not given.
+
+    fields: others of a channel.
+    """
+    about = {"parent_scope": "system", "kind": "counter" if quantity == "energy" else "gauge", **fields}
+    return Channel(channel_id(scope, quantity), sensor, quantity, unit, scope=scope, source=source, **about)
+
+
 def rail_channel(sensor: str, name: str, quantity: str, source: str, **fields: Any) -> Channel:
     """Return the channel of a rail's power, voltage or current. known: fields that differ, and others of a channel."""
     about = {"rail": name, "parent_scope": "board", **fields}

@@ -30,6 +30,7 @@ from stepscope.record.sensors.contract import (
     OpenSensor,
     Target,
     close_files,
+    make_channel,
     no_sensor_from_error,
     numbered,
     open_files,
@@ -188,21 +189,19 @@ def _meter_channel(meter: ChipInput, inputs: Sequence[ChipInput]) -> Channel:
     average_ns = _read_ms_as_ns(meter.chip.folder / f"{meter.stem}_average_interval")
     averages = meter.files[0].endswith("_average") and average_ns is not None
     is_ina = POWER_CHIPS.fullmatch(meter.chip.name) is not None and interval_ns is not None
-    return Channel(
-        id=f"{scope.replace(':', '.')}.{quantity}",
-        sensor=HWMON,
-        quantity=quantity,
-        unit="J" if is_energy else "W",
-        kind="counter" if is_energy else "gauge",
-        scope=scope,
-        parent_scope=parent,
-        source=" x ".join(str(meter.chip.folder / file) for file in meter.files),
+    return make_channel(
+        HWMON,
+        scope,
+        quantity,
+        "J" if is_energy else "W",
+        " x ".join(str(meter.chip.folder / file) for file in meter.files),
         rail="package-0" if scope == SOCKET else meter.label or f"{meter.chip.identity}/{meter.stem}",
         refresh_ns=interval_ns,
         step_size=1e-6 if is_energy and meter.chip.name.startswith("i915") else None,
         filter=f"average over {meter.stem}_average_interval" if averages else "block average" if is_ina else None,
         window_ns=average_ns if averages else interval_ns if is_ina else None,
         most_per_s=_MOST_W if is_energy else None,
+        parent_scope=parent,
     )
 
 

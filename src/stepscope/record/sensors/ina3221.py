@@ -238,7 +238,7 @@ def _step(quantity: str, shunt_ohm: float | None, now: dict[str, float]) -> floa
     """The smallest change of a quantity: of power that of the current at the voltage of now, where both are known."""
     if quantity == "voltage":
         return BUS_STEP_V
-    step_a = current_step_a(shunt_ohm)
+    step_a = SHUNT_STEP_V / shunt_ohm if shunt_ohm else None
     if quantity == "current" or step_a is None:
         return step_a
     volts = now.get("voltage", now["power"] / now["current"] if now.get("current") else NAN)
@@ -391,8 +391,3 @@ def configured_timing(word: int | None) -> Timing:
 def max_milliampere(shunt_ohm: float | None) -> float:
     """More current than this the shunt register cannot hold, mA."""
     return MOST_SHUNT_V / (shunt_ohm or LEAST_SHUNT_OHM) * 1000
-
-
-def current_step_a(shunt_ohm: float | None) -> float | None:
-    """The smallest change of current, A: 40 uV over the shunt."""
-    return SHUNT_STEP_V / shunt_ohm if shunt_ohm else None

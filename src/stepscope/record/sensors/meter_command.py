@@ -16,7 +16,7 @@ from pathlib import Path
 from stepscope.clock import Clock
 from stepscope.privacy import shown_command
 from stepscope.record.access.child_lines import ChildLines
-from stepscope.record.sensors.contract import NAN, Channel, Meter, NoSensor, OpenSensor, Target, channel_id
+from stepscope.record.sensors.contract import NAN, Channel, Meter, NoSensor, OpenSensor, Target, make_channel
 
 NAME = "meter_command"
 EVERY_NS = 100_000_000
@@ -185,17 +185,8 @@ def _close(commands: Sequence[_Command]) -> None:
 
 def _channel(meter: Meter, quantity: str) -> Channel:
     scope = f"meter:{meter.name}"
-    return Channel(
-        id=channel_id(scope, quantity),
-        sensor=NAME,
-        quantity=quantity,
-        unit=SI[quantity],
-        kind="counter" if quantity == "energy" else "gauge",
-        scope=scope,
-        parent_scope="system",
-        source=shown_command(meter.address),
-        filter="mean of the lines printed since the last read" if quantity != "energy" else None,
-    )
+    averages = "mean of the lines printed since the last read" if quantity != "energy" else None
+    return make_channel(NAME, scope, quantity, SI[quantity], shown_command(meter.address), filter=averages)
 
 
 # Unit in lower case -> quantity, SI unit, factor: MW would be read as mW, but no meter of a training device is in MW.

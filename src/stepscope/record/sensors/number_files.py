@@ -30,6 +30,7 @@ from stepscope.record.sensors.contract import (
     OpenSensor,
     Target,
     close_files,
+    make_channel,
     no_sensor_from_error,
     numbered,
     open_files,
@@ -328,16 +329,9 @@ def _hertz(file: int, scale: float) -> float | OSError:
 
 
 def _channel(quantity: str, source: str) -> Channel:
-    return Channel(
-        id=f"emc.{quantity}",
-        sensor=EMC,
-        quantity=quantity,
-        unit="1" if quantity == "utilisation" else "Hz",
-        kind="gauge",
-        scope="emc",
-        parent_scope="system",
-        source=source,
-        step_size=1000.0 if quantity == "active_frequency" else None,
+    unit = "1" if quantity == "utilisation" else "Hz"
+    return make_channel(
+        EMC, "emc", quantity, unit, source, step_size=1000.0 if quantity == "active_frequency" else None
     )
 
 

@@ -18,7 +18,6 @@ from stepscope.record.sensors.contract import (
     ASLEEP,
     NAN,
     UNREADABLE,
-    Channel,
     Kind,
     NoSensor,
     OpenSensor,
@@ -26,6 +25,7 @@ from stepscope.record.sensors.contract import (
     Reason,
     Target,
     channel_id,
+    make_channel,
     make_probe_reader,
     probes_that_answer,
 )
@@ -161,21 +161,9 @@ def _card(nvml: Any, handle: Any) -> str | None:
 
 
 def _probe(gpu: Gpu, quantity: Quantity) -> Probe:
-    channel = Channel(
-        id=channel_id(gpu.scope, quantity.quantity),
-        sensor=NAME,
-        quantity=quantity.quantity,
-        unit=quantity.unit,
-        kind=quantity.kind,
-        scope=gpu.scope,
-        parent_scope=gpu.parent,
-        rail=gpu.name,
-        card=gpu.card,
-        source=f"NVML {quantity.source}",
-        refresh_ns=quantity.refresh_ns,
-        step_size=quantity.step_size,
-        filter=quantity.filter,
-    )
+    about = {"parent_scope": gpu.parent, "rail": gpu.name, "card": gpu.card, "kind": quantity.kind}
+    about |= {name: getattr(quantity, name) for name in ("refresh_ns", "step_size", "filter")}
+    channel = make_channel(NAME, gpu.scope, quantity.quantity, quantity.unit, f"NVML {quantity.source}", **about)
     if quantity.quantity == "power_average":
         channel = replace(channel, **power_averaging(gpu))
     if quantity.quantity == "power" and _generation(gpu) >= _HOPPER:

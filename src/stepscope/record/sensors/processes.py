@@ -19,6 +19,7 @@ from stepscope.record.sensors.contract import (
     NoSensor,
     OpenSensor,
     Target,
+    make_channel,
     no_sensor_from_error,
     open_files,
     read_small_file,
@@ -199,17 +200,7 @@ def discover_memory(root: Path, target: Target) -> OpenSensor | NoSensor:
         return [NAN if len(others) > MOST else sum(_proportional(proc, pid) for pid in others)]
 
     source = f"{proc}/PID/smaps_rollup of the processes in {tasks}/*/children"
-    channel = Channel(
-        id="children.pss",
-        sensor=MEMORY,
-        quantity="pss",
-        unit="B",
-        kind="gauge",
-        scope="children",
-        source=source,
-        parent_scope="system",
-        step_size=1024.0,
-    )
+    channel = make_channel(MEMORY, "children", "pss", "B", source, step_size=1024.0)
     return OpenSensor((channel,), read, lambda: None, every_ns=MEMORY_EVERY_NS, blocking=True)
 
 

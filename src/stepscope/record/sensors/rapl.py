@@ -28,6 +28,7 @@ from stepscope.record.sensors.contract import (
     OpenSensor,
     Target,
     close_files,
+    make_channel,
     no_sensor_from_error,
     read_line_or_empty,
 )
@@ -164,19 +165,8 @@ def _channel(zone: Zone, chosen: Sequence[Zone]) -> Channel:
 
 def _energy_channel(sensor: str, domain: str, domains: Sequence[str], source: str, rail: str) -> Channel:
     scope = f"rapl:{domain}"
-    return Channel(
-        id=f"{scope.replace(':', '.')}.energy",
-        sensor=sensor,
-        quantity="energy",
-        unit="J",
-        kind="counter",
-        scope=scope,
-        parent_scope=parent_scope(domain, domains),
-        source=source,
-        rail=rail,
-        refresh_ns=REFRESH_NS,
-        most_per_s=MOST_W,
-    )
+    about = {"parent_scope": parent_scope(domain, domains), "rail": rail}
+    return make_channel(sensor, scope, "energy", "J", source, **about, refresh_ns=REFRESH_NS, most_per_s=MOST_W)
 
 
 def _nest_twin_dies(channels: Sequence[Channel], energies_j: Sequence[float]) -> list[Channel]:
@@ -277,7 +267,8 @@ def discover_perf(root: Path, target: Target) -> OpenSensor | NoSensor:
     if root != Path("/"):
         return NoSensor("absent", f"{folder}: perf counts on the running machine alone, not on a tree below {root}")
     try:
-        return count_events(events(root), lambda type_, config, cpu: open_event(type_, config, cpu=cpu), _wait_still)
+        opener = lambda type_, config, cpu: open_event(type_, config, cpu=cpu)  # noqa: E731
+        return count_events(events(root), opener, lambda: time.sleep(_STILL_S))
     except (OSError, ValueError) as error:
         return NoSensor("failed", f"{folder}: {error}")
 
@@ -304,10 +295,6 @@ def events(root: Path) -> list[Event]:
     return sorted(all_events, key=lambda event: (event.domain.count("/"), event.domain))
 
 
-def _wait_still() -> None:
-    time.sleep(_STILL_S)
-
-
 def count_events(all_events: Sequence[Event], opener: Opener, wait: Wait | None = None) -> OpenSensor | NoSensor:
     """Opens what may be opened; an event that this processor lacks is excluded.
 
@@ -326,7 +313,8 @@ def count_events(all_events: Sequence[Event], opener: Opener, wait: Wait | None 
         return no_sensor_from_error(refused[0], f"perf_event_open of {all_events[0].source}; {PARANOID}", _REMEDY)
     if wait is not None:
         wait()
-        still = [(event, file) for event, file in opened if _takes_power(event) and _joules(file, event.scale_j) == 0]
+        outermost = [(event, file) for event, file in opened if event.rail == "psys" or "/" not in event.domain]
+        still = [(event, file) for event, file in outermost if _joules(file, event.scale_j) == 0]
         close_files([descriptor for _, descriptor in still])
         opened = [event for event in opened if event not in still]
         if not opened:
@@ -342,10 +330,6 @@ def count_events(all_events: Sequence[Event], opener: Opener, wait: Wait | None 
     source = "perf_event_open {0.source.name} on CPU {0.cpu}".format
     channels = tuple(_energy_channel(PERF, event.domain, domains, source(event), event.rail) for event, _ in opened)
     return OpenSensor(channels, read, lambda: close_files([descriptor for _, descriptor in opened]))
-
-
-def _takes_power(event: Event) -> bool:
-    return event.rail == "psys" or "/" not in event.domain
 
 
 def _event_config(text: str) -> int | None:

@@ -28,6 +28,7 @@ from stepscope.record.sensors.contract import (
     NoSensor,
     OpenSensor,
     Target,
+    make_channel,
     no_sensor_from_error,
     rail_channel,
     read_small_file,
@@ -278,17 +279,7 @@ def _sensor(source: str, ask: Callable[[], str], close: Callable[[], None]) -> O
 
 
 def _bit_channel(name: str, source: str) -> Channel:
-    return Channel(
-        id=f"throttle.{name}.throttled",
-        sensor=THROTTLED,
-        quantity="throttled",
-        unit="1",
-        kind="gauge",
-        scope=f"throttle:{name}",
-        parent_scope="system",
-        source=source,
-        step_size=1.0,
-    )
+    return make_channel(THROTTLED, f"throttle:{name}", "throttled", "1", source, step_size=1.0)
 
 
 SENSORS = (NamedSensor(PMIC, discover_pmic), NamedSensor(THROTTLED, discover_throttled))

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from stepscope.record.meters import NAN, Address, PlugReading, parse_address, parse_shelly, parse_tasmota
-from stepscope.record.sensors.contract import Channel, Meter, NamedSensor, NoSensor, OpenSensor, Target, channel_id
+from stepscope.record.sensors.contract import Channel, Meter, NamedSensor, NoSensor, OpenSensor, Target, make_channel
 
 EVERY_NS = 1_000_000_000  # plugs refresh about once a second
 TIMEOUT_S = 0.8
@@ -213,17 +213,8 @@ def _channel_quantities(plug: _Plug) -> Sequence[int]:
 def _channel(maker: PlugMaker, plug: _Plug, place: int) -> Channel:
     quantity, unit = _QUANTITIES[place]
     scope = f"wall:{plug.meter.name}"
-    return Channel(
-        id=channel_id(scope, quantity),
-        sensor=maker.name,
-        quantity=quantity,
-        unit=unit,
-        kind="counter" if quantity == "energy" else "gauge",
-        scope=scope,
-        parent_scope="system",
-        source=f"{plug.address.url}{plug.page}",
-        refresh_ns=EVERY_NS if quantity != "energy" else None,
-    )
+    refresh_ns = EVERY_NS if quantity != "energy" else None
+    return make_channel(maker.name, scope, quantity, unit, f"{plug.address.url}{plug.page}", refresh_ns=refresh_ns)
 
 
 SHELLY = PlugMaker(
