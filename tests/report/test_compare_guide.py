@@ -11,7 +11,7 @@ from tests.analysis.test_compare import SLOW
 from tests.fabricate import STEP, fabricate_run
 
 from stepscope.__main__ import main
-from stepscope.analysis.compare import NONE, REGRESSION, UNSURE
+from stepscope.analysis.compare.regression_check import NONE, REGRESSION, UNSURE
 
 pytest.importorskip("altair")
 DOCS = Path(__file__).parents[2] / "docs"

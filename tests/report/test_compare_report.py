@@ -20,7 +20,8 @@ from tests.report.stored_runs import simulated_board
 
 import stepscope
 from stepscope.__main__ import main
-from stepscope.analysis.compare import check, compare
+from stepscope.analysis.compare import compare
+from stepscope.analysis.compare.regression_check import check
 from stepscope.report.comparison import markdown, render
 
 needs_report = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")

@@ -388,6 +388,12 @@ def test_the_size_is_known_before_it_is_written(name: str, tmp_path: Path) -> No
     assert guessed / 2.5 < written < guessed * 2.5
 
 
+def test_the_size_of_json_counts_its_summary_and_all_its_tables(tmp_path: Path) -> None:
+    part = excerpt(Run(simulated_board(tmp_path / "runs", steps=12)))
+    guessed, written = exports.find_export("json").estimate(part), _size(_written("json", part, tmp_path))
+    assert guessed / 1.4 < written < guessed * 1.4
+
+
 def test_the_command_says_the_size_first_and_what_is_lacking(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -260,6 +260,47 @@ def test_what_lies_inside_a_rail_of_the_total_is_not_added_to_it(tmp_path: Path)
     view.close()
 
 
+def _with_two_cards(growing: Growing, own: float, other: float) -> Now:
+    growing.writer.write_device({"cpu": "Intel Core", "accelerators": [{"vendor": "nvidia"}]})
+    growing.describe(
+        [
+            _channel("p", "power", "W", "rapl:package-0", rail="package-0", parent_scope="system"),
+            *(
+                _channel("p", quantity, unit, f"gpu:{card}", rail=f"gpu:{card}", parent_scope="system")
+                for card in (0, 1)
+                for quantity, unit in (("power", "W"), ("utilisation", "1"), ("temperature", "degC"),
+                                       ("memory_used", "B"), ("process_memory", "B"))
+            ),
+        ]
+    )  # fmt: skip
+    growing.row("p", 20.0, 100.0, 0.9, 60.0, 2e9, own, 250.0, 1.0, 88.0, 70e9, other)
+    view = RunWatcher(growing.path, growing.clock)
+    now = view.read_state()
+    view.close()
+    return now
+
+
+def test_a_card_that_the_training_has_no_memory_of_is_not_shown_as_its_own(growing: Growing) -> None:
+    now = _with_two_cards(growing, 1e9, math.nan)
+    assert (now.accelerators, now.temperatures) == ((("gpu 0", 0.9),), (("gpu 0", 60.0),))
+    assert now.accelerator_memory == (("gpu 0", 2e9, None),)
+    assert now.total_w == pytest.approx(120.0)
+    assert "not shown, since the training has no memory of it: gpu 1" in _shown(now)
+    assert "88 °C" not in status_line(now)
+
+
+def test_cards_that_both_train_are_shown_both(growing: Growing) -> None:
+    now = _with_two_cards(growing, 1e9, 1e9)
+    assert (len(now.accelerators), now.other_cards) == (2, None)
+    assert now.total_w == pytest.approx(370.0)
+
+
+def test_a_view_says_where_it_cannot_tell_which_card_trains(growing: Growing) -> None:
+    now = _with_two_cards(growing, math.nan, math.nan)
+    assert len(now.accelerators) == 2
+    assert "2 GPUs are read: which ones train is not known" in _shown(now)
+
+
 def test_a_counter_that_is_set_back_gives_no_rate_and_no_negative_one() -> None:
     channel = Channel(_channel("rapl", "energy", "J", "rapl:psys", "counter"))
     channel.add_readings([(0, 0.0), (10**9, 5.0)])

@@ -135,6 +135,7 @@ def test_links_that_lead_out_are_neither_listed_nor_followed(folder: Path, tmp_p
     (sly / "run.json").symlink_to(tmp_path / "secret.json")
     site = Site(folder, Access())
     assert not {"linked", "sly"} & set(keys(site))
+    assert "1 link in this folder leads out of it" in get(site, "/").body
     inner = keys(site)[0]
     (folder / inner / "model.json").unlink()
     (folder / inner / "model.json").symlink_to(tmp_path / "secret.json")
@@ -389,3 +390,5 @@ def test_the_cookies_of_two_views_on_one_host_let_a_visitor_into_both(folder: Pa
     sent = "; ".join(f"{name}={value}" for name, value in cookies.items())
     assert [site.answer("/", {**HERE, "Cookie": sent}).status for site in sites] == [200, 200]
     assert Site(folder, Access("third")).answer("/", {**HERE, "Cookie": sent}).status == 403
+    beside = f'settings={{"theme":"dark"}}; plain words; {sent}'
+    assert [site.answer("/", {**HERE, "Cookie": beside}).status for site in sites] == [200, 200]

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import stepscope
 from stepscope.analysis import forecast as extrapolated
-from stepscope.analysis.compare import Check, Comparison
+from stepscope.analysis.compare import Comparison
+from stepscope.analysis.compare.regression_check import Check
 from stepscope.analysis.energy import learned_power
 from stepscope.analysis.energy.alignment import align_meter_to_run
 from stepscope.analysis.results import Findings

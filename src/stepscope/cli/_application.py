@@ -177,7 +177,6 @@ def _option_refusal(error: Any, arguments: Sequence[str]) -> StepscopeError:
 
 
 def _typed_command(arguments: Sequence[str]) -> str:
-    """Return the command that was typed, with its group."""
     command, *below = arguments
     named = below[:1] if below and below[0] in load_commands(command)[0].subcommands else []
     return " ".join(["stepscope", command, *named])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -256,7 +257,8 @@ def _step_pictures(answer: FitResult) -> Iterator[Picture]:
     series, limit_mb = step_series(answer.events), _tensor_limit(answer)
     near = limit_mb if limit_mb is not None and limit_mb <= _NEAR * answer.peak_bytes / 1e6 else None
     text = f"{answer.name}, batch {answer.batch}" if answer.batch else answer.name
-    yield "fit-step", lambda width: memory.build_dry_step(series, width, near), f"{text}: live tensors over a step"
+    step = partial(memory.build_step_memory, series, limit_mb=near, across="op")
+    yield "fit-step", step, f"{text}: live tensors over a step"
     reached = peak(answer.events)
     if reached is not None:
         modules = live_by_module(reached.tensors)

@@ -148,7 +148,6 @@ def print_wide(*parts: Any, width: int = 120) -> None:
 
 
 def _typer_parameter(parameter: Parameter) -> inspect.Parameter:
-    """One option or argument, as typer takes it from a signature."""
     about = parameter.option
     listed = parameter.mapping or (parameter.many and (about.argument or about.separate))  # each of many is a word
     default: Any = None if about.stated or about.quick is not None or about.default is None else about.default

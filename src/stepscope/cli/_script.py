@@ -215,6 +215,10 @@ def report_run(
     path: Path, logs: Sequence[Path], quiet: bool, html: bool, of_a_script: bool, as_json: bool = False
 ) -> None:
     """Finish after a run: add meter logs, print the report, write the page; stdout is left to a script, or to JSON."""
+    from stepscope.record.script import losses_of_run
+
+    if missing := losses_of_run(path):
+        print_to_stderr(missing)
     if logs:
         from stepscope.cli.meter import add_meter_logs
 

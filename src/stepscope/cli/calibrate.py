@@ -15,7 +15,6 @@ def _calibrate(
     request: CalibrateRequest,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Load the device for a minute, print what the meter showed of each channel."""
     from rich.console import Console
 
     from stepscope.api.calibration import calibrate_device

@@ -13,7 +13,7 @@ from stepscope.cli._options import make_command, print_json
 from stepscope.errors import OutputNotWritable
 
 if TYPE_CHECKING:
-    from stepscope.analysis.compare import Check
+    from stepscope.analysis.compare.regression_check import Check
 
 REGRESSED, UNSURE = 10, 11
 
@@ -24,9 +24,8 @@ def _check(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead.")] = False,
     unsure_passes: Annotated[bool, typer.Option("--unsure-passes", help="Exit with 0 for 'cannot tell' too.")] = False,
 ) -> None:
-    """Print the outcome, write it where it was asked for, and end with its exit code."""
-    from stepscope.analysis.compare import NONE, REGRESSION
-    from stepscope.analysis.compare import check as checked
+    from stepscope.analysis.compare.regression_check import NONE, REGRESSION
+    from stepscope.analysis.compare.regression_check import check as checked
 
     result = checked(request.run, request.against, request.limits, anyway=request.anyway)
     _print_result(result, as_json)

@@ -27,7 +27,6 @@ def _compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")] = False,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
 ) -> None:
-    """Draw the comparison on the screen, as a page or as JSON."""
     check_page_options(html, as_json, out, open_page)
     if html or as_json:
         whole = "a page has all ways to divide" if html else "JSON has all parts"

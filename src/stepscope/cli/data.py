@@ -16,7 +16,6 @@ def _data(
     request: DataRequest,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON list instead of a table.")] = False,
 ) -> None:
-    """List, fetch or verify."""
     if request.action == "list":
         _list(json)
     elif request.action == "fetch":

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def _export(request: ExportRequest, as_json: AsJson = False) -> None:
-    """Announce the export, write it, and print its path."""
     from stepscope.report.exports._excerpt import plan_export, write_export
 
     plan = plan_export(request.run, request.to, request.steps, request.out)
@@ -36,7 +35,6 @@ def _announcement(plan: ExportPlan) -> str:
 
 
 def _missing_parts(part: Excerpt) -> list[str]:
-    """Return a line for each thing that the export lacks."""
     parts = []
     if part.run.status == "running":
         parts.append("the run has not ended: what is on disk now is exported")

@@ -220,7 +220,6 @@ def _check_pictures(figures: Path | None, beside: Sequence[str] | None, form: Se
 
 
 def _is_option_typed(context: typer.Context, name: str) -> bool:
-    """Return whether an option stands on the command line, be it with its default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

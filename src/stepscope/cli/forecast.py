@@ -46,7 +46,6 @@ forecast = make_command(ForecastRequest, _forecast, "forecast")
 
 
 def _steps_of_workload(request: ForecastRequest) -> int:
-    """Return how many steps the training of a workload has, before it has run."""
     from stepscope import workloads
 
     workload = workloads.find(request.target)
@@ -165,7 +164,6 @@ def _print_forecast(console: Console, forecast: Forecast) -> None:
 
 
 def _amount_text(total: Measured) -> str:
-    """Value and interval in the units that people use."""
     from stepscope.analysis.forecast import AT_LEAST, J_PER_WH
     from stepscope.units import estimate
 

@@ -16,7 +16,6 @@ from stepscope.units import plural
 
 
 def _import(request: ImportRequest, as_json: AsJson = False) -> None:
-    """Make the run, and print what was read, what is lacking and where it lies."""
     from stepscope.importers import Options, import_file
     from stepscope.importers.sensor_logs import Clock
 
@@ -35,7 +34,6 @@ import_ = make_command(ImportRequest, _import, "import_")
 
 
 def _print_summary(request: ImportRequest, path: Path, as_json: bool) -> None:
-    """Print what was read and what is lacking, and where the run lies."""
     from stepscope.analysis.device import OTHER_MACHINE
     from stepscope.analysis.run import Run
     from stepscope.analysis.summary import write_summary

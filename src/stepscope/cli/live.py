@@ -73,7 +73,6 @@ def _export_prometheus_gauges(folder: Path, place: str | None) -> Iterator[None]
 
 
 def _find_or_await_run(run: Path, wait: bool) -> Path:
-    """The folder to watch, once it is there."""
     if wait:
         from stepscope.report.live.growing_files import newest_running, wait_for
 

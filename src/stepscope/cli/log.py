@@ -13,7 +13,6 @@ from stepscope.errors import UsageError
 
 
 def _log(request: LogRequest, as_json: AsJson = False) -> None:
-    """Hand the run over, and print where it went."""
     from stepscope.analysis.run import Run
     from stepscope.integrations import logger
 

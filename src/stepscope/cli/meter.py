@@ -13,7 +13,6 @@ from stepscope.errors import StepscopeError
 
 
 def _meter(request: MeterRequest, as_json: AsJson = False) -> None:
-    """Add the log, and print what was read."""
     from stepscope.api.run_reports import add_meter_log
     from stepscope.run_paths import find_run
 

@@ -93,7 +93,6 @@ def _run(
         bool, typer.Option("--json", help="Print the metrics as JSON at the end, as report --json does.")
     ] = False,
 ) -> None:
-    """Measure, report, and end with the exit code of the training."""
     from stepscope import workloads
 
     of_a_function = is_function(request.target) and not request.module

@@ -46,7 +46,6 @@ def _list(
     request: RunsRequest,
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns as JSON.")] = False,
 ) -> None:
-    """Print the runs that are chosen."""
     from stepscope.store import Choice, listed
 
     choice = Choice(request.workload, request.board, request.status, request.tag, request.since, request.where)

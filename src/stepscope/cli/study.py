@@ -65,7 +65,6 @@ def _answer(
 
 
 def _print_dry_run(jetson: Jetson, request: PowerModes) -> None:
-    """The dry run: nothing is changed."""
     now, repeats = jetson.current(), request.rules.repeats
     typer.echo(f"dry run: nothing is changed. The mode is {now} {jetson.modes.get(now, '')}.")
     for mode in request.numbers:

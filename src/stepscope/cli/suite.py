@@ -60,7 +60,6 @@ def _show_sweep(
     html: Annotated[bool, typer.Option("--html", help="Write one self-contained page instead.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where the page goes. Default: suite.html in the sweep.")] = None,
 ) -> None:
-    """Print the table, as text or JSON, or write the page."""
     from stepscope.api.suite import default_page, write_page
     from stepscope.experiments.suite.plan import find_sweep
     from stepscope.experiments.suite.results import read_results
@@ -80,7 +79,6 @@ def _show_sweep(
 
 
 def _export(request: SuiteExportRequest, as_json: AsJson = False) -> None:
-    """Write the file, and print its path."""
     from stepscope.api.suite import export
 
     print_written(export(request.path, request.to, request.out, request.runs), as_json)
@@ -90,7 +88,6 @@ def _list(
     request: SuiteListRequest,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Print the tiers, the sweeps and the devices."""
     from rich.console import Console
 
     from stepscope.api.suite import listed

@@ -34,7 +34,6 @@ def _tune(
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables.")] = False,
 ) -> None:
-    """Tune, print the findings, and write the best configuration where it is wanted."""
     from stepscope import workloads
     from stepscope.api.tune import run_tune_request, tune_path
     from stepscope.errors import UsageError

@@ -271,7 +271,6 @@ _NOTES = (
 
 
 def _agreement_with_paper(model: PaperModel, result: Mapping[str, Any]) -> str:
-    """Return how the count stands to the paper's mark."""
     verdict = result["verdicts"][str(LARGEST)]
     if model.trained:
         words = {"does not fit": f"differs: {_largest_likely_batch_text(result)}", "too close": "cannot tell"}

@@ -273,7 +273,6 @@ def _write_run(
 def _origin_facts(
     source: Path, kind: str, file: ProfilerFile | None, logs: list[SensorLog], lacks: list[Lack]
 ) -> dict[str, Any]:
-    """Return the origin of this run, for run.json."""
     stated: dict[str, Any] = {"kind": kind, "file": source.name, **_size_and_hash(source)}
     stated |= {"sensors": [log.sensor for log in logs], "lines_not_read": sum(log.skipped for log in logs)}
     stated |= {"clock_steps_back": sum(log.moved for log in logs)}
@@ -390,7 +389,6 @@ def _remove_on_failure(writer: RunWriter, out: str | Path) -> Iterator[None]:
 
 
 def _remove_partial_run(writer: RunWriter) -> None:
-    """Leave nothing of a run that could not be written."""
     with contextlib.suppress(OSError, pl.exceptions.PolarsError):
         writer.close("failed")  # it closes what is open
     shutil.rmtree(writer.path, ignore_errors=True)

@@ -80,7 +80,6 @@ def accelerators(facts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _missing_content(caught: EventColumns, facts: dict[str, Any], steps: FileSteps) -> tuple[Lack, ...]:
-    """Yield what this file does not say, beyond what no such file does."""
     lacks: list[Lack] = [
         ("loss, and cost of the profiler", "a torch.profiler file does not state them", "stepscope run"),
         ("memory by layer", _why_no_memory(caught), "stepscope run --record-memory all"),

@@ -121,7 +121,6 @@ def _notes(comparison: Comparison) -> list[Part]:
 
 
 def _ratio_points(rows: list[QuantityRow]) -> pl.DataFrame:
-    """Ratios as the chart takes them."""
     ratios = [row for row in rows if row.numbers["ratio"] is not None and row.numbers["side"] > 0]
     points = [
         {

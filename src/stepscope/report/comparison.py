@@ -15,10 +15,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from stepscope.analysis.compare import NONE, REGRESSION, UNSURE, WHAT, Check, Comparison, Judged, side_letter
+from stepscope.analysis.compare import WHAT, Comparison, side_letter
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
 from stepscope.analysis.compare.layers import LayerRow
 from stepscope.analysis.compare.program import ProgramChange
+from stepscope.analysis.compare.regression_check import NONE, REGRESSION, UNSURE, Check, Judged
 from stepscope.analysis.compare.run_groups import setting_of
 from stepscope.analysis.first_screen import machine_name
 from stepscope.quantities import HIGHER, LOWER, find_quantity, simulated_badge
@@ -351,7 +352,6 @@ def _change_cell(change: ProgramChange, value: float | None) -> Cell:
 
 
 def _program_tables(comparison: Comparison, setting: int) -> Iterator[RenderableType]:
-    """Draw what the steps of the sides do otherwise."""
     for other in range(1, len(comparison.run_groups)):
         if (table := program_table(comparison, other, setting)) is not None:
             largest = replace(table, rows=table.rows[:_PROGRAM_ROWS])
@@ -408,7 +408,7 @@ def _part_table(title: str, why: Explanation, other: int, top: int) -> Iterator[
     yield SplitTable(part_table(why, other, listed), f"part ({len(rows)})", "report")
 
 
-def part_table(why: Explanation, other: int, rows: Sequence[Row], caption: str = "", first_rows: int = 10) -> Table:
+def part_table(why: Explanation, other: int, rows: Sequence[Row], caption: str = "") -> Table:
     """The parts of a difference that are listed, with both sides where they are single parts."""
     unit = why.unit
 
@@ -432,9 +432,7 @@ def part_table(why: Explanation, other: int, rows: Sequence[Row], caption: str =
         ),
         Column("Share", of=lambda row: Cell(percent(row["share"], 0), row["share"])),
     )
-    return Table.from_rows(
-        f"{why.what} by {why.by}, {side_letter(other)}", columns, rows, caption, first_rows=first_rows
-    )
+    return Table.from_rows(f"{why.what} by {why.by}, {side_letter(other)}", columns, rows, caption, first_rows=10)
 
 
 def part_amount(value: float | None, unit: str) -> str:
@@ -459,7 +457,6 @@ def _ratio_interval_text(low: float | None, high: float | None) -> str:
 
 
 def _terminal_overall_ratios(comparison: Comparison) -> Iterator[RenderableType]:
-    """Draw the ratios over all settings, where there are several."""
     if len(comparison.settings) > 1:
         heading = f"over {len(comparison.settings)} settings"
         yield from (Text(""), SplitTable(overall_table(comparison), heading, "report", leading=2))
@@ -531,7 +528,6 @@ def _checked_sides(check: Check) -> str:
 
 
 def _growth_percent(ratio: float | None) -> str:
-    """A ratio as growth in percent with its sign."""
     if ratio is None:
         return NOT_MEASURED
     return f"{'+' if ratio >= 1 else ''}{percent(ratio - 1)}"

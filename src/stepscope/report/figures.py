@@ -138,7 +138,6 @@ def _section(name: str) -> ModuleType:
 
 
 def _chart(name: str, run: Run) -> tuple[Callable[[int], Any], str]:
-    """The chart as the page draws it, and its caption."""
     section = _section(name).build(run)
     for part in walk_parts(section.parts):
         for figure_name, chart, caption in _charts(part):
@@ -200,7 +199,6 @@ def _on_paper(chart: Any, description: str, columns: int) -> dict[str, Any]:
 
 
 def _narrow_legends(part: Any, most: int) -> None:
-    """Give every legend at most so many columns."""
     if isinstance(part, dict):
         legend = part.get("legend")
         if isinstance(legend, dict):

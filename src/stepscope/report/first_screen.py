@@ -218,7 +218,6 @@ def _overhead(run: Run) -> list[str]:
 
 
 def _suggested_changes(run: Run, most: int) -> list[RenderableType]:
-    """Return what to change, a line each."""
     following = [Text(step) for step in advice_sentences(run)[:most]]
     return [_labelled("NEXT", *following)] if following else []
 
@@ -335,7 +334,6 @@ class _Names:
 
 
 def _footer(run: Run) -> list[RenderableType]:
-    """Return the line that says where the other tables are."""
     page = run.path / "report.html"
     try:
         is_newest = find_run(NEWEST).resolve() == run.path.resolve()

@@ -281,7 +281,6 @@ def _can_draw() -> bool:
 
 
 def _top_modules_table(run: Run) -> Table:
-    """The modules with the most self time."""
     named = run.modules().filter(
         pl.col("module").is_not_null(), pl.col("module") != FRAMEWORK_OVERHEAD, pl.col("share") > 0
     )
@@ -295,7 +294,6 @@ def _top_modules_table(run: Run) -> Table:
 
 
 def _top_operators_table(run: Run) -> Table:
-    """The operators with the most self time."""
     named = run.operators().filter(pl.col("name") != FRAMEWORK_OVERHEAD).head(_TOP)
     columns = (text_column("operator", "name", page_name), text_column("on", "device"), *_TIME_COLUMNS)
     return Table.from_rows("operators, self time", columns, named.iter_rows(named=True))

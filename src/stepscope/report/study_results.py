@@ -228,7 +228,6 @@ def _pdf_picture(path: Path) -> Any:
 
 
 def _pdf_table(table: ResultTable) -> Any:
-    """The table over as many pages as it takes, its titles on each."""
     from reportlab.lib import colors
     from reportlab.platypus import LongTable, Paragraph, TableStyle
 
@@ -311,6 +310,5 @@ def _paragraph_markup(text: str) -> str:
 
 
 def _replace_missing_glyphs(text: str) -> str:
-    """Text without characters that the font lacks."""
     substituted = "".join(_SUBSTITUTES.get(letter, letter) for letter in escape_control_characters(text))
     return "".join(letter if ord(letter) in _register_fonts() or letter == "\n" else "?" for letter in substituted)

@@ -265,7 +265,6 @@ def _overview(
 
 
 def _batch_charts(table: pl.DataFrame) -> Iterator[Part]:
-    """A chart for each number of which a workload has two batch sizes."""
     several = differing_axes(table)
     for column, title in _DRAWN:
         points = [

@@ -113,7 +113,6 @@ def relative_path(path: Path) -> Path:
 
 
 def _heading(run: Run) -> list[RenderableType]:
-    """Return the setting of the run, and how it ended."""
     title = Text.assemble((run.id, "bold"), "  ", (run.status, STATUS_STYLES.get(run.status, "red")))
     reason = run.meta.get("reason")
     if reason:

@@ -356,7 +356,6 @@ def _metric_rows(metrics: pl.DataFrame, name: str) -> list[dict[str, Any]]:
 
 
 def _estimate_text(row: dict[str, Any]) -> str:
-    """The value of a metric's row with its interval."""
     return estimate(row["value"], row["low"], row["high"], find_quantity(row["metric"], row["unit"]).shown_unit)
 
 

@@ -61,7 +61,6 @@ def facts_of_runs(runs: Sequence[RunReader]) -> list[dict[str, Fact]]:
 
 
 def _file_facts(run: RunReader) -> dict[str, Fact]:
-    """Return the content of the JSON files."""
     summary = _read_json(run.path / "summary.json")
     facts, board = {"status": run.status, **facts_of_files(run.meta, summary)}, summary.get("board")
     if isinstance(board, dict) and board.get("name") == _NO_BOARD:

@@ -167,7 +167,6 @@ class Store:
             self.made.add(parent)
 
     def _files(self, folder: str) -> dict[str, dict[str, Any]]:
-        """Return size and time of every file below a folder."""
         start = self.full_path(folder)
         return self._call_with_timeout(
             lambda: _walk_files(start) if self.is_local else self.fs.find(start, detail=True), folder

@@ -284,7 +284,6 @@ def _fetch_file(store: Store, manifest: Manifest, file: FileEntry, target: Path)
 
 
 def _remove_leftovers(out: Path) -> None:
-    """Remove what pulls that were killed had begun."""
     for part in out.glob(f"{_PULLED}*"):
         pid = part.suffix[1:]
         if pid.isdecimal() and not is_running(int(pid)):

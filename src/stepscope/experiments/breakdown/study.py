@@ -108,7 +108,6 @@ def _gather_evidence(runs: Sequence[TrainingRun], jobs: Mapping[str, Job], reque
 
 
 def _energy_or_reason(run: Run) -> tuple[FamilyEnergy | None, str]:
-    """The energy of a run by family, or why there is none."""
     try:
         return family_joules(run), "no power that could be attributed to operators was read"
     except StepscopeError as error:  # too few readings for a fit

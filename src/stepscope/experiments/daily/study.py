@@ -102,7 +102,6 @@ def _notes(outcomes: Sequence[SettingOutcome], request: DailyTraining) -> Iterat
 
 
 def _pretraining_sentence(pretraining: Mapping[str, Any], request: DailyTraining) -> str:
-    """Return how the pre-training of a seed ended."""
     if "shipped" in pretraining:
         right = f"{pretraining['accuracy']:.1%} of the {pretraining['looked_at']} test images"
         origin = f"begins with the weights that ship, of {pretraining['shipped']}"

@@ -114,7 +114,6 @@ def _images_to_train_by_day(days: Sequence[Sequence[int]], orders: DailyTraining
 
 
 def _steps_by_day(images_by_day: Sequence[Sequence[int]], orders: DailyTrainingOrders) -> list[int]:
-    """Return how many steps have been made when each day ends."""
     steps, ends = 0, []
     for images in images_by_day:
         steps += orders.passes * len(_batches_of(images, orders.batch))

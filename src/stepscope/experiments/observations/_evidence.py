@@ -261,7 +261,6 @@ def _flop_rate(run: Run, samples_per_s: float | None) -> float | None:
 
 
 def _window_comparison(use: ProcessorUse | None, threads: int | None) -> dict[str, Any]:
-    """Return what comes of comparing cores and accelerator window by window."""
     if use is None:
         return {}
     mean = use.cores.mean(axis=0)

@@ -265,7 +265,6 @@ def judge_component_power(evidence: Evidence) -> Verdict:
 
 
 def _watts_by_component(evidence: Evidence) -> pl.DataFrame:
-    """A row a run with the watts of each component."""
     rows = evidence.power.filter(pl.col("component").is_in(_RIVALS)).drop_nulls("watts")
     rows = rows.join(evidence.undisturbed.select("run"), on="run", how="semi")
     index = ["run", "workload", "batch", "kind"]

@@ -212,7 +212,6 @@ def _random_layer_schedule(model: nn.Module, terms: ScheduleSettings) -> Freezin
 
 
 def _drawn_filters(model: nn.Module, terms: ScheduleSettings, number: int) -> dict[str, set[int]]:
-    """Return the filters of each convolution that draw `number` freezes."""
     draw = random.Random(f"{terms.seed}:filters:{number}")
     frozen = {}
     for layer in convolution_parameters(model):

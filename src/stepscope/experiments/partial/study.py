@@ -368,7 +368,6 @@ def _cost_gain_points(outcomes: Sequence[SettingOutcome]) -> Iterator[dict[str, 
 
 
 def _shares(outcomes: Sequence[SettingOutcome]) -> Iterator[dict[str, Any]]:
-    """Return what a step of each way costs in % of a step that trains all."""
     whole = next((outcome for outcome in outcomes if outcome.setting.way == "all"), None)
     for outcome in outcomes if whole else ():
         values = {

@@ -34,7 +34,7 @@ TASK = "stepscope.experiments.suite.plan:train_point"
 
 
 def run_missing_points(
-    folder: SweepFolder, child: Sequence[str] = CHILD, watch: ProgressCallbacks | None = None, root: Path = Path("/")
+    folder: SweepFolder, child: Sequence[str] = CHILD, watch: ProgressCallbacks | None = None
 ) -> EndedRuns:
     """Run what has not ended yet, in the order of the plan; what became of every run, by the id of its point."""
     watch = watch or ProgressCallbacks()
@@ -44,7 +44,7 @@ def run_missing_points(
         if shutil.disk_usage(folder.path).free < _LEAST_FREE_BYTES:
             raise disk_full_error(folder.path)
         result = skip_result(point, order, ended) or adopt_finished(folder, point)
-        return result or _run_point(folder, child, point, rules, watch, root)
+        return result or _run_point(folder, child, point, rules, watch)
 
     with folder.locked():
         return measure_points(folder, order, measure, watch, again=lambda result: False)
@@ -95,9 +95,9 @@ def adopt_finished(folder: SweepFolder, point: SweepPoint) -> dict[str, Any] | N
 
 
 def _run_point(
-    folder: SweepFolder, child: Sequence[str], point: SweepPoint, rules: RunRules, watch: ProgressCallbacks, root: Path
+    folder: SweepFolder, child: Sequence[str], point: SweepPoint, rules: RunRules, watch: ProgressCallbacks
 ) -> dict[str, Any]:
-    cooled = cool_down(rules, root)
+    cooled = cool_down(rules)
     where = folder.run_folder(point)
     outcome = run_child(child, orders_of(point, folder.plan["rules"]), where, rules.time_limit_s, watch.ticks)
     if disk_was_full(where):

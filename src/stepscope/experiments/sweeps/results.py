@@ -64,7 +64,7 @@ def build_findings(
 
 def cost_table(question: SweepQuestion, every: Sequence[SettingCost]) -> ResultTable:
     """A row for each quantity of each setting, with its interval."""
-    quantities = measured_quantities(every)
+    quantities = [quantity for quantity in QUANTITIES if any(quantity in cost.values for cost in every)]
     rows = tuple(
         (question.label(cost.setting), quantity.column, *value.row, cost.repeats)
         for quantity in quantities
@@ -234,11 +234,6 @@ def best_settings(costs: Sequence[SettingCost], quantities: Sequence[Quantity] =
             best = (max if quantity.more_is_better else min)(having, key=lambda c: c.values[quantity].value)
             result.append(BestSetting(quantity, best, _settings_tied_with_best(best, having, quantity)))
     return result
-
-
-def measured_quantities(costs: Sequence[SettingCost]) -> list[Quantity]:
-    """Return the quantities that any setting has, in their order."""
-    return [quantity for quantity in QUANTITIES if any(quantity in cost.values for cost in costs)]
 
 
 def _settings_tied_with_best(

@@ -151,7 +151,6 @@ def _surely_refuted(tuning: Tuning) -> bool:
 
 
 def _verdict(arm: Arm, goal: str) -> str:
-    """Return what the pairs of a change that is no winner say of it."""
     if goal == "memory" and arm.memory_bytes:
         return _LIKELY if saving(arm) > LEAST_GAIN else "saves no memory"
     ratio, low, high = arm.interval()

@@ -102,7 +102,6 @@ class TrainingProcess:
         return line
 
     def _end_text(self) -> str:
-        """Return the last line that the process printed, and how it ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(5)
         if self._child.returncode is None:

@@ -29,14 +29,12 @@ _HEIGHT = 210
 
 
 def _name_and_plot_width(labels: list[str], width: int) -> tuple[int, int]:
-    """Width of the names beside bars, px, and of the plot."""
     longest = max((len(label) for label in labels), default=1)
     room = min(round(longest * _LETTER) + 8, round(0.42 * width))
     return room, plot_width(width, room + 16)
 
 
 def _run_colours(runs: list[str], inner: int, **legend: Any) -> alt.Color:
-    """The colour of each run, with its legend."""
     scale = alt.Scale(domain=runs, range=[RUNS[place % len(RUNS)] for place in range(len(runs))])
     return alt.Color("run:N", sort=runs, scale=scale, legend=_legend(runs, inner, **legend))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,9 @@ from stepscope.report.charts.style import (
     NARROW,
     SERIES,
     Chart,
+    DrawnFigures,
     axis,
+    charts_of,
     dashes,
     panel_title,
     plot_width,
@@ -105,15 +107,9 @@ _NAME_WIDTH = 150  # px beside bars, for the names of settings
 
 def setting_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
     """The chart and caption of every figure that has numbers."""
-    drawn: dict[str, tuple[Chart, str]] = {}
-    if "by-setting" in frames:
-        rows = frames["by-setting"]
-        caption = "What each setting costs; rules are 95 % CIs, and one that ends at the edge is cut."
-        drawn["by-setting"] = (lambda width: _setting_panels(rows, width), caption)
-    if "loss-by-step" in frames:
-        curves = frames["loss-by-step"]
-        drawn["loss-by-step"] = (lambda width: _loss_chart(curves, width), "Loss, the mean of ten steps; first repeat.")
-    return drawn
+    caption = "What each setting costs; rules are 95 % CIs, and one that ends at the edge is cut."
+    loss = "Loss, the mean of ten steps; first repeat."
+    return charts_of(frames, {"by-setting": (_setting_panels, caption), "loss-by-step": (_loss_chart, loss)})
 
 
 def _setting_panels(rows: pl.DataFrame, width: int) -> Any:
@@ -176,14 +172,12 @@ _DAILY_FIGURES = {  # whether the axis begins with 0, and the caption
 
 def daily_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
     """The chart and caption of every figure that has numbers."""
-    return {
-        name: (partial(_daily_panels, frames[name], zero), caption)
-        for name, (zero, caption) in _DAILY_FIGURES.items()
-        if name in frames
-    }
+    return charts_of(
+        frames, {name: (partial(_daily_panels, zero=zero), text) for name, (zero, text) in _DAILY_FIGURES.items()}
+    )
 
 
-def _daily_panels(rows: pl.DataFrame, zero: bool, width: int) -> Any:
+def _daily_panels(rows: pl.DataFrame, width: int, zero: bool) -> Any:
     """All panels have the same scale, so that batch sizes can be compared."""
     title, batches = rows["title"][0], rows["batch"].unique(maintain_order=True).to_list()
     columns = min(len(batches), 3)
@@ -226,14 +220,11 @@ _SETTING_COLOURS = [
 
 def partial_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
     """The chart and caption of every figure that has numbers."""
-    return {
-        name: (partial(draw, frames), caption) for name, (draw, caption) in _PARTIAL_FIGURES.items() if name in frames
-    }
+    return charts_of(frames, _PARTIAL_FIGURES)
 
 
-def _against_cost(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+def _against_cost(rows: pl.DataFrame, width: int) -> Any:
     """A panel a cost; the ways that nothing beats are named and joined by a line."""
-    rows = frames["accuracy-and-cost"]
     panels = rows["cost"].unique(maintain_order=True).to_list()
     panel_width = plot_width(width) // len(panels) - 24
     names = rows["way"].unique(maintain_order=True).to_list()
@@ -253,7 +244,6 @@ def _way_colour(names: list[str]) -> alt.Color:
 
 
 def _accuracy_scale(rows: pl.DataFrame) -> alt.Scale:
-    """One scale of accuracy for all panels."""
     ends = [value for name in ("percent", "low", "high") for value in rows[name].drop_nulls().to_list()]
     return alt.Scale(domain=[max(0.0, min(ends) - 2), min(100.0, max(ends) + 4)], nice=False)
 
@@ -279,23 +269,17 @@ def _cost_panel(rows: pl.DataFrame, colour: alt.Color, scale: alt.Scale, first: 
     return alt.layer(*layers)
 
 
-def _accuracy_chart_over(cost: str) -> Callable[[Mapping[str, pl.DataFrame], int], Any]:
-    def draw(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
-        rows = frames[f"accuracy-over-{cost}"]
-        names = rows["way"].unique(maintain_order=True).to_list()
-        colour = _way_colour(names)
-        x = alt.X("cost:Q", axis=axis(rows["title"][0]))
-        y = alt.Y("percent:Q", axis=axis("accuracy, %"))
-        line = alt.Chart(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, order="step:Q")
-        last_points = rows.filter(pl.col("step") == pl.col("step").max().over("way")).drop_nulls("low")
-        bars = alt.Chart(last_points).mark_rule(opacity=0.7).encode(x=x, y="low:Q", y2="high:Q", color=colour)
-        return alt.layer(line, bars).properties(width=plot_width(width), height=_PARTIAL_HEIGHT)
-
-    return draw
+def _accuracy_over_cost(rows: pl.DataFrame, width: int) -> Any:
+    colour = _way_colour(rows["way"].unique(maintain_order=True).to_list())
+    x = alt.X("cost:Q", axis=axis(rows["title"][0]))
+    y = alt.Y("percent:Q", axis=axis("accuracy, %"))
+    line = alt.Chart(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, order="step:Q")
+    last_points = rows.filter(pl.col("step") == pl.col("step").max().over("way")).drop_nulls("low")
+    bars = alt.Chart(last_points).mark_rule(opacity=0.7).encode(x=x, y="low:Q", y2="high:Q", color=colour)
+    return alt.layer(line, bars).properties(width=plot_width(width), height=_PARTIAL_HEIGHT)
 
 
-def _savings(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
-    rows = frames["savings"]
+def _savings(rows: pl.DataFrame, width: int) -> Any:
     kinds = rows["what"].unique(maintain_order=True).to_list()
     ways = rows["way"].unique(maintain_order=True).to_list()
     panel_width = (plot_width(width, 150)) // len(kinds) - 14
@@ -314,18 +298,18 @@ def _savings(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     return alt.hconcat(*drawn)
 
 
-_PARTIAL_FIGURES: dict[str, tuple[Callable[[Mapping[str, pl.DataFrame], int], Any], str]] = {
+_PARTIAL_FIGURES: DrawnFigures = {
     "accuracy-and-cost": (
         _against_cost,
         "Accuracy against what it cost. Ringed and named: no other way is as accurate for less. Bars: 95 % CIs, cut at "
         "the edge.",
     ),
     "accuracy-over-time": (
-        _accuracy_chart_over("time"),
+        _accuracy_over_cost,
         "Accuracy over training time, means over seeds; bars: 95 % over seeds at the end.",
     ),
     "accuracy-over-energy": (
-        _accuracy_chart_over("energy"),
+        _accuracy_over_cost,
         "Accuracy over energy, means over seeds; bars: 95 % over seeds at the end.",
     ),
     "savings": (
@@ -341,15 +325,9 @@ _GAIN_COLOURS = {"helps": "optimizer", "checked at the end": "forward", "no cert
 
 def tuning_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
     """The chart and caption of every figure that has numbers."""
-    drawn: dict[str, tuple[Chart, str]] = {}
-    if "gains" in frames:
-        gains = frames["gains"]
-        caption = "Less time a step than as is, with the 95 % CI; left of the line a change is slower."
-        drawn["gains"] = (lambda width: _forest(gains, width), caption)
-    if "losses" in frames:
-        losses = frames["losses"]
-        drawn["losses"] = (lambda width: _losses(losses, width), "Loss as is and with the best configuration.")
-    return drawn
+    caption = "Less time a step than as is, with the 95 % CI; left of the line a change is slower."
+    losses = "Loss as is and with the best configuration."
+    return charts_of(frames, {"gains": (_forest, caption), "losses": (_losses, losses)})
 
 
 def _forest(rows: pl.DataFrame, width: int) -> Any:

@@ -20,9 +20,10 @@ _TALL, _LOW = 280, 150  # px, of one panel and of several
 _NARROW = 400  # px: fewer numbers have room below
 
 
-def build_step_memory(series: pl.DataFrame, width: int, limit_mb: float | None = None) -> Any:
-    """Areas of `series` (t_ms, category, mb), in the order of the categories; a dashed rule where a limit is given."""
-    return panel(series, plot_width(width), _TALL, "time since the step began, ms", None, limit_mb)
+def build_step_memory(series: pl.DataFrame, width: int, limit_mb: float | None = None, across: str = "t_ms") -> Any:
+    """Areas of `series` (t_ms or of a dry run op, category, mb); a dashed rule where a limit is given."""
+    title = _OP_AXIS if across == "op" else "time since the step began, ms"
+    return panel(series, plot_width(width), _TALL, title, None, limit_mb, across)
 
 
 def categories_in(series: pl.DataFrame) -> list[str]:
@@ -69,11 +70,6 @@ def panel(
 
 _COLUMN_GAP = 24  # px, for the axis of a further column
 _OP_AXIS = "op of the step"
-
-
-def build_dry_step(series: pl.DataFrame, width: int, limit_mb: float | None = None) -> Any:
-    """Areas of `series` (op, category, mb); a dashed rule where a limit is given."""
-    return panel(series, plot_width(width), _TALL, _OP_AXIS, None, limit_mb, "op")
 
 
 def build_side_by_side(series: pl.DataFrame, width: int) -> Any:

@@ -12,7 +12,7 @@ import polars as pl
 
 from stepscope.report.charts import memory
 from stepscope.report.charts.comparison import partial_charts
-from stepscope.report.charts.style import LIGHT, NARROW, SERIES, Chart, axis, panel_title, plot_width
+from stepscope.report.charts.style import LIGHT, NARROW, SERIES, Chart, axis, charts_of, panel_title, plot_width
 from stepscope.units import number, percent
 
 _ROOFLINE_HEIGHT, _NAMED = 300, 6
@@ -160,18 +160,12 @@ _BARS = {
 
 def breakdown_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
     """The chart and caption of every figure that has numbers."""
-    drawn: dict[str, tuple[Chart, str]] = {}
-    if "memory-over-step" in frames:
-        series = frames["memory-over-step"]
-        caption = "Live tensors over the operators of a step, training and inference, from a dry run."
-        drawn["memory-over-step"] = (lambda width: memory.build_side_by_side(series, width), caption)
-    for name, (title, caption) in _BARS.items():
-        if name in frames:
-            drawn[name] = (partial(_bars, frames[name], title), caption)
-    return drawn
+    caption = "Live tensors over the operators of a step, training and inference, from a dry run."
+    bars = {name: (partial(_bars, title=title), text) for name, (title, text) in _BARS.items()}
+    return charts_of(frames, {"memory-over-step": (memory.build_side_by_side, caption), **bars})
 
 
-def _bars(rows: pl.DataFrame, title: str, width: int) -> Any:
+def _bars(rows: pl.DataFrame, width: int, title: str) -> Any:
     """A stacked bar for each model and kind; the same family has the same colour in all of them."""
     bar_rows = rows.with_columns(bar=pl.format("{}, {}", "model", "kind"))
     names = bar_rows.sort("place")["family"].unique(maintain_order=True).to_list()
@@ -190,10 +184,7 @@ _BUILT_COLOUR = "residual"  # of what no operator of the step allocated
 
 def paper_p744_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
     """The figures of `study paper-p744`: the heap by call site, and those of each study that it makes."""
-    heap = "heap-over-step"
-    drawn: dict[str, tuple[Chart, str]] = {}
-    if heap in frames:
-        drawn[heap] = (lambda width: _heap_panels(frames[heap], width), _HEAP)
+    drawn = charts_of(frames, {"heap-over-step": (_heap_panels, _HEAP)})
     parts = {"figure-1": breakdown_charts, "figures-7-to-9": kernel_charts}
     parts |= dict.fromkeys(("figure-10", "figure-11", "figure-12"), partial_charts)
     for part, charts in parts.items():

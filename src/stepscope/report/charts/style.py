@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -102,6 +103,13 @@ WIDE, NARROW = 940, 400  # drawn widths, px: the page scales each within its ran
 
 
 Chart = Callable[[int], Any]  # draws an altair chart for a width, px
+DrawnFigures = Mapping[str, tuple[Callable[[Any, int], Any], str]]  # what draws a frame for a width, and the caption
+
+
+def charts_of(frames: Mapping[str, Any], figures: DrawnFigures) -> dict[str, tuple[Chart, str]]:
+    """Return the chart and caption of every figure that has numbers."""
+    return {name: (partial(draw, frames[name]), text) for name, (draw, text) in figures.items() if name in frames}
+
 
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3])  # of lines
 

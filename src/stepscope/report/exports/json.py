@@ -7,33 +7,35 @@ import math
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
 from stepscope.analysis.summary import summary
 from stepscope.report.exports._excerpt import Excerpt, small_tables
 
 TITLE = "summary and tables in one file; op calls and samples are in csv and parquet"
 SUFFIX = ".json"
 
-_PER_STEP, _PER_MODULE, _FIXED = 230, 420, 30_000  # bytes, measured
+_PER_CELL = 20  # bytes, measured
 
 
 def estimate(excerpt: Excerpt) -> int:
     """Bytes that will be written, roughly."""
-    return _FIXED + _PER_STEP * len(excerpt.steps) + _PER_MODULE * len(excerpt.run.model)
+    cells = sum(table().height * table().width for table in small_tables(excerpt).values())
+    return len(_as_text(_facts_of_run(excerpt))) + _PER_CELL * cells
 
 
 def write(excerpt: Excerpt, path: Path) -> None:
     """Write `run`, `device`, `summary` and `tables`: a table is its columns' names and its rows."""
+    frames = {name: table() for name, table in small_tables(excerpt).items()}
+    tables = {name: {"columns": frame.columns, "rows": frame.rows()} for name, frame in frames.items()}
+    path.write_text(_as_text({**_facts_of_run(excerpt), "tables": tables}) + "\n", encoding="utf-8")
+
+
+def _facts_of_run(excerpt: Excerpt) -> dict[str, Any]:
     run = excerpt.run
-    tables = {name: _table_as_json(table()) for name, table in small_tables(excerpt).items()}
-    content = {"run": run.meta, "device": run.device, "summary": summary(run), "tables": tables}
-    text = json.dumps(_nan_to_none(content), indent=1, allow_nan=False, default=str)
-    path.write_text(text + "\n", encoding="utf-8")
+    return {"run": run.meta, "device": run.device, "summary": summary(run)}
 
 
-def _table_as_json(table: pl.DataFrame) -> dict[str, Any]:
-    return {"columns": table.columns, "rows": table.rows()}
+def _as_text(content: dict[str, Any]) -> str:
+    return json.dumps(_nan_to_none(content), indent=1, allow_nan=False, default=str)
 
 
 def _nan_to_none(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +72,6 @@ def _profile(name: str, samples: list[list[int]], weights: list[int]) -> dict[st
     }
 
 
-@dataclass
-class _Stacks:
-    """Every distinct stack once, by number: (frames, module of the innermost)."""
-
-    numbers: dict[_Stack, int]
-
-    def stack_number(self, above: list[_Stack], caller: int, module: str | None, name: str) -> int:
-        """Number of the stack of a row that the stack `caller` of `above` called (-1: nothing did)."""
-        stack = _stack(above[caller] if caller != _TOP else ((), None), module, name)
-        return self.numbers.setdefault(stack, len(self.numbers))
-
-
 def _stacks(ops: pl.DataFrame) -> tuple[Ints, list[list[str]]]:
     """Return the stack of each row, and the stacks: the modules from the outermost in, then the ops that call each
     other.
@@ -92,7 +79,8 @@ def _stacks(ops: pl.DataFrame) -> tuple[Ints, list[list[str]]]:
     All rows whose caller is known go on together, from the outermost ops inwards.
     """
     parent, (kind, texts) = _callers(ops), _kinds(ops)
-    stack_of, stacks, waiting = np.full(len(ops), _TOP), _Stacks({}), np.arange(len(ops))
+    number_of: dict[_Stack, int] = {}
+    stack_of, waiting = np.full(len(ops), _TOP), np.arange(len(ops))
     while len(waiting):
         ready = (parent[waiting] == _TOP) | (stack_of[parent[waiting]] != _TOP)
         if not ready.any():
@@ -101,10 +89,12 @@ def _stacks(ops: pl.DataFrame) -> tuple[Ints, list[list[str]]]:
         rows, waiting = waiting[ready], waiting[~ready]
         callers = np.where(parent[rows] == _TOP, _TOP, stack_of[parent[rows]])
         pairs, which = np.unique(np.column_stack([callers, kind[rows]]), axis=0, return_inverse=True)
-        above = list(stacks.numbers)
-        numbers = [stacks.stack_number(above, caller, *texts[of_kind]) for caller, of_kind in pairs.tolist()]
+        above = list(number_of)
+        called = [_stack(above[caller] if caller != _TOP else ((), None), *texts[of_kind])
+                  for caller, of_kind in pairs.tolist()]  # fmt: skip
+        numbers = [number_of.setdefault(stack, len(number_of)) for stack in called]
         stack_of[rows] = np.array(numbers)[which.ravel()]
-    return stack_of, [list(frames) for frames, _ in stacks.numbers]
+    return stack_of, [list(frames) for frames, _ in number_of]
 
 
 def _kinds(ops: pl.DataFrame) -> tuple[Ints, list[tuple[str | None, str]]]:

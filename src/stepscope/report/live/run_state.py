@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class Now:
     warnings: tuple[str, ...]
     simulated: str | None = None
     processes: bool = False  # whether `resident_bytes` is of all processes, a shared page counted in each
+    other_cards: str | None = None  # what is not the training's among several GPUs, or that this is not known
 
     @property
     def ended(self) -> bool:
@@ -88,6 +89,7 @@ class RunWatcher:
         self._events = _WarningFollower(run)
         self._total: tuple[str, ...] = ()
         self._busy: dict[str, float] = {}  # of each core, as last known
+        self._unused: frozenset[str] = frozenset()  # scopes of GPUs that the training does not use
 
     def read_state(self) -> Now:
         """Return the state of the run now."""
@@ -100,7 +102,8 @@ class RunWatcher:
         if described or channels:
             self._total = self._find_total()
         self._readings.read_new_samples(self._clock() if status == "running" else 0)
-        return self._build_state(status, self._steps.read_pace())
+        self._unused, other_cards = self._cards_of_others()
+        return replace(self._build_state(status, self._steps.read_pace()), other_cards=other_cards)
 
     def close(self) -> None:
         """Close the files."""
@@ -110,8 +113,8 @@ class RunWatcher:
     def _build_state(self, status: str, pace: Pace) -> Now:
         header, workload = self._header.content, self._header.content.get("workload")
         rails = self._rails()
-        total = [rails[scope][1] for scope in self._total if scope in rails]
-        watts_of_total = [watts for watts in total if watts is not None]
+        summed = [scope for scope in self._total if _card_of(scope) not in self._unused]
+        watts_of_total = [watts for scope in summed if scope in rails and (watts := rails[scope][1]) is not None]
         simulated = header.get("simulated")
         return Now(
             run=str(header.get("id", self.path.name)),
@@ -124,7 +127,7 @@ class RunWatcher:
             cores=self._cores(),
             accelerators=self._values_by_scope("utilisation"),
             rails=tuple(rails.values()),
-            total_w=sum(watts_of_total) if watts_of_total and len(watts_of_total) == len(self._total) else None,
+            total_w=sum(watts_of_total) if watts_of_total and len(watts_of_total) == len(summed) else None,
             resident_bytes=self._resident(),
             processes=self._has_several_processes(),
             available_bytes=self._value_of_scope("memory_available", "system"),
@@ -145,6 +148,23 @@ class RunWatcher:
             simulated=None if simulated is None else str(simulated),
         )
 
+    def _cards_of_others(self) -> tuple[frozenset[str], str | None]:
+        """Return the scopes of GPUs that the training has no memory of, by the driver's list of processes, and a
+        sentence of them; no scope where that list does not name the training, as in a container.
+        """
+        every = self._readings.channels
+        cards = {_card_of(channel.scope) for channel in every if channel.scope.startswith("gpu:")}
+        processes = len({channel.scope for channel in every if channel.scope.startswith("rank:")})
+        if len(cards) <= max(processes, 1) or self._header.content.get("simulated") is not None:
+            return frozenset(), None
+        listed = {channel.scope: self._readings.value(channel) for channel in every
+                  if channel.quantity == "process_memory" and channel.scope in cards}  # fmt: skip
+        if processes or not any(listed.values()):
+            return frozenset(), f"{len(cards)} GPUs are read: which ones train is not known"
+        unused = frozenset(card for card, size in listed.items() if not size)
+        names = ", ".join(_scope_text(card) for card in sorted(unused))
+        return unused, f"not shown, since the training has no memory of it: {names}" if unused else None
+
     def _has_several_processes(self) -> bool:
         """Return whether training processes are sampled each, since the watched one only launches, or is one of
         several.
@@ -159,7 +179,6 @@ class RunWatcher:
         return None if watched is None or below is None else watched + below
 
     def _run_queue_share(self) -> float | None:
-        """Share of the time that the training thread spent in the run queue."""
         rate = self._value_of_scope("run_delay", "thread")
         return None if rate is None else min(rate / _SHARE["ns"], 1.0)
 
@@ -201,14 +220,15 @@ class RunWatcher:
 
     def _plain_quantities(self) -> Iterator[tuple[str, float | None, str]]:
         """What sensors read that no line of the view is made for; a counter as its growth a second."""
-        for channel in self._readings.channels:
+        for channel in self._shown_channels():
             quantity = find_quantity(channel.quantity, channel.unit)
             if quantity.plain:
                 label = f"{quantity.label_within} {_scope_text(channel.scope)}" + (" (estimated)" * channel.estimated)
                 yield label, self._readings.value(channel), channel.shown_unit
 
     def _find_total(self) -> tuple[str, ...]:
-        channels = [*self._of_quantity("power"), *self._of_quantity("energy")]
+        every = self._readings.channels
+        channels = [channel for quantity in ("power", "energy") for channel in every if channel.quantity == quantity]
         measured = {
             (str(channel.rail or channel.scope), channel.scope) for channel in channels if not channel.estimated
         }
@@ -216,8 +236,11 @@ class RunWatcher:
         inside = {channel.scope for channel in channels if channel.parent_scope in total}
         return tuple(scope for scope in total if scope not in inside)
 
+    def _shown_channels(self) -> list[Channel]:
+        return [channel for channel in self._readings.channels if _card_of(channel.scope) not in self._unused]
+
     def _of_quantity(self, quantity: str) -> list[Channel]:
-        return [channel for channel in self._readings.channels if channel.quantity == quantity]
+        return [channel for channel in self._shown_channels() if channel.quantity == quantity]
 
     def _values_by_scope(self, quantity: str) -> tuple[Named, ...]:
         channels = {channel.scope: channel for channel in reversed(self._of_quantity(quantity))}
@@ -244,6 +267,10 @@ class _WarningFollower:
             if isinstance(event, dict):
                 self._last.append(str(event.get("message") or event.get("kind") or "event"))
         return tuple(self._last)
+
+
+def _card_of(scope: str) -> str:
+    return scope.partition("/")[0]
 
 
 def _scope_text(scope: str) -> str:

@@ -109,6 +109,8 @@ def _lines(now: Now, width: int, ascii_only: bool) -> Iterator[list[Piece]]:
     yield _speed(now)
     yield from _shares("cores", now.cores, width, ascii_only)
     yield from _shares("GPU", now.accelerators, width, ascii_only)
+    if now.other_cards is not None:
+        yield [*_label(""), (now.other_cards, _DIM)]
     yield from _wrapped("power", _power(now), width)
     yield _memory(now, ascii_only)
     for name, used, whole in now.accelerator_memory:

@@ -188,7 +188,6 @@ def _stack_layers(frames: Iterable[tuple[str, str, pl.DataFrame]]) -> tuple[list
 
 
 def _certainty_layers(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
-    """Power of ops that is known to 30 %, and what is less sure beside it."""
     for certainty, colour, is_known in (("known to 30 %", "power", True), ("less sure", "other", False)):
         yield _track_layer(
             certainty, colour, frame.select(pl.when(known=is_known).then("value").otherwise(0.0)).to_series()

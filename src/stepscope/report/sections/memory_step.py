@@ -69,7 +69,6 @@ def _opening_sentence(peak: Peak) -> str:
 
 
 def _non_empty_series(series: pl.DataFrame) -> list[str]:
-    """Categories that hold anything at any time of the step."""
     most = series.group_by("category").agg(pl.col("mb").max())
     return most.filter(pl.col("mb") > 0)["category"].to_list()
 

@@ -137,7 +137,6 @@ def _board(run: Run) -> list[Part]:
 
 
 def _interval_column(low: str, high: str, unit: str) -> Column:
-    """Return the column of a CI, which a power model need not have."""
     bounds = interval_column(low, high, unit)
 
     def cell(row: Row) -> Cell | str:

@@ -8,7 +8,6 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 
 HTML, _TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _SAFE = {
@@ -99,10 +98,9 @@ def _bearer_token(header: str) -> str | None:
 
 def _cookie_tokens(header: str) -> list[str]:
     """Return the tokens in the cookies of views on this host: of this one, and of those on other ports."""
-    try:
-        return [cookie.value for name, cookie in SimpleCookie(header).items() if name.startswith(COOKIE)]
-    except CookieError:
-        return []
+    # Cookies of other servers on this host may have forms that http.cookies refuses, and ours with them.
+    pairs = (part.strip().partition("=") for part in header.split(";"))
+    return [value for name, _, value in pairs if name.startswith(COOKIE)]
 
 
 def _are_tokens_equal(token: str, other: str) -> bool:

@@ -142,6 +142,16 @@ def has_link_outside(folder: Path, root: Path) -> bool:
     return False
 
 
+def links_to_folders_outside(root: Path) -> int:
+    """Return how many links right in the root lead to folders outside of it: none is followed."""
+    try:
+        return sum(
+            path.is_symlink() and path.is_dir() and not path.resolve().is_relative_to(root) for path in root.iterdir()
+        )
+    except OSError:
+        return 0
+
+
 def _fill_in_quick_stats(rows: list[ListedRun], root: Path) -> None:
     """Fill in what only a report would tell of runs that have none yet, as far as their steps say it."""
     without = {row.path: row for row in rows if row.facts["step_time_ns"] is None and _has_local_steps(row.path, root)}
@@ -229,7 +239,6 @@ def _read_row(folder: Path, root: Path) -> dict[str, Any] | None:
 
 
 def _facts_from_folder_name(folder: Path) -> dict[str, Any]:
-    """Return the row of a run that was not read yet: what the name of its folder says."""
     stamp, _, name_and_number = folder.name.partition("-")
     started_s = _stamped_s(stamp)
     workload = name_and_number.rpartition("-")[0] if started_s is not None else ""

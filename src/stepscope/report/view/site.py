@@ -28,6 +28,7 @@ from stepscope.report.view.listing import (
     ListedRun,
     Listing,
     has_link_outside,
+    links_to_folders_outside,
     newest_with_steps,
     over_time_data,
 )
@@ -71,7 +72,8 @@ class Site:
 
     def _answer_of_path(self, path: str, query: Mapping[str, list[str]]) -> HttpAnswer:
         if path == "/":
-            page, script = list_page(self.listing.root.name or "runs", self._list_rows(AT_ONCE))
+            root = self.listing.root
+            page, script = list_page(root.name or "runs", self._list_rows(AT_ONCE), links_to_folders_outside(root))
             return HttpAnswer(200, page, HTML, _page_policy(script))
         if path == "/runs.json":
             return HttpAnswer(200, json.dumps({"rows": self._list_rows(MORE)}, allow_nan=False), _JSON)
@@ -159,7 +161,7 @@ def _redirect_without_token(path: str, query: Mapping[str, list[str]], token: st
     return HttpAnswer(303, "", headers={"Location": f"{place}?{remaining}" if remaining else place, **cookie})
 
 
-_MOST_PAGES = 24  # pages
+_MOST_PAGES, _MOST_FOLLOWED = 24, 16  # pages that are kept, running runs that are followed
 
 
 class PageCache:
@@ -195,9 +197,9 @@ def page_files_state(folder: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple(states)
 
 
-def list_page(name: str, rows: list[dict[str, Any]]) -> tuple[str, str]:
+def list_page(name: str, rows: list[dict[str, Any]], links: int = 0) -> tuple[str, str]:
     """The list of runs as HTML text, and the hash of its script."""
-    return _render_page("list", title=name, about=plural(len(rows), "run"), data={"rows": rows})
+    return _render_page("list", title=name, about=plural(len(rows), "run"), data={"rows": rows}, links=links)
 
 
 def live_page(title: str, key: str, now: dict[str, Any]) -> tuple[str, str]:
@@ -226,8 +228,7 @@ def _render_page(kind: str, **content: Any) -> tuple[str, str]:
 class RunWatchers:
     """The runs that are being looked at; each is followed, not read anew."""
 
-    def __init__(self, most: int = 16) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._of: dict[Path, RunWatcher] = {}
         self._lock = threading.Lock()
 
@@ -235,7 +236,7 @@ class RunWatchers:
         """Status, facts and warnings of a run at this moment, ready for JSON."""
         with self._lock:
             if run not in self._of:
-                while len(self._of) >= self._most:
+                while len(self._of) >= _MOST_FOLLOWED:
                     self._of.pop(next(iter(self._of))).close()
                 self._of[run] = RunWatcher(run)
             now = self._of[run].read_state()
@@ -262,6 +263,7 @@ def _fact_rows(now: Now) -> list[tuple[str, str]]:
         ("Time left", "-" if now.left_s is None else duration(now.left_s * 1e9)),
         ("Cores", " · ".join(percent(share, 0) for _, share in now.cores) or "-"),
         *((f"Accelerator {name}", percent(share, 0)) for name, share in now.accelerators),
+        *([] if now.other_cards is None else [("Accelerators", capitalize_first(now.other_cards))]),
         (f"Memory of {'all processes' if now.processes else 'the process'}", bytes_(now.resident_bytes)),
         ("Memory available", bytes_(now.available_bytes)),
         *((f"Memory of {name}", bytes_(used)) for name, used, _ in now.accelerator_memory),
