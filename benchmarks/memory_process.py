@@ -24,7 +24,7 @@ from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.footprint.transforms import VARIANTS
 from stepscope.record.dry.platform import this_platform
-from stepscope.record.empty_process import EmptyProcess, empty_process_bytes
+from stepscope.record.empty_process import EmptyProcess, empty_process
 
 WORKLOADS = ("lenet", "mobilenet-v1-c32", "squeezenet-c32", "resnet18-c32", "bert-mini-128", "char-lstm-80")
 CELLS = (
@@ -149,7 +149,8 @@ def main() -> None:
     arguments.add_argument("--write", type=Path)
     options = arguments.parse_args()
     torch.set_num_threads(1)
-    empty = empty_process_bytes()
+    figures = empty_process()
+    empty = None if figures is None else figures.resident
     if empty is None:
         raise SystemExit("the empty training process could not be measured")
     until = time.monotonic() + options.seconds

@@ -17,7 +17,8 @@ from typer.main import get_command
 
 import stepscope
 from stepscope.__main__ import build_app
-from stepscope.analysis.compare import Check, Comparison, Judged
+from stepscope.analysis.compare import Comparison
+from stepscope.analysis.compare.regression_check import Check, Judged
 from stepscope.analysis.forecast import Forecast
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.results import Findings, ResultTable

@@ -19,7 +19,7 @@ _PUBLIC = {
     "Run": "stepscope.analysis.run",
     "calibrate": "stepscope.api.calibration",
     "brief": "stepscope.api.run_reports",
-    "check": "stepscope.analysis.compare",
+    "check": "stepscope.analysis.compare.regression_check",
     "compare": "stepscope.analysis.compare",
     "doctor": "stepscope.api.run_reports",
     "export": "stepscope.api.run_reports",
@@ -99,8 +99,8 @@ if TYPE_CHECKING:
     from stepscope import simulate as simulate
     from stepscope import store as store
     from stepscope import workloads as workloads
-    from stepscope.analysis.compare import check as check
     from stepscope.analysis.compare import compare as compare
+    from stepscope.analysis.compare.regression_check import check as check
     from stepscope.analysis.run import Run as Run
     from stepscope.api import fleet, requests, suite
     from stepscope.api.calibration import calibrate as calibrate

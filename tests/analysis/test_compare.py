@@ -22,8 +22,9 @@ from tests.report.test_memory_report import events
 from typer.testing import CliRunner
 
 import stepscope
-from stepscope.analysis.compare import WHAT, check, compare
+from stepscope.analysis.compare import WHAT, compare
 from stepscope.analysis.compare.explanation import RESIDUAL
+from stepscope.analysis.compare.regression_check import check
 from stepscope.analysis.compare.run_groups import _estimate
 from stepscope.analysis.estimate import Estimate, geometric_mean_of_ratios, geometric_mean_of_repeats
 from stepscope.analysis.metrics import Measured

@@ -11,7 +11,7 @@ from tests.analysis.powered import TX2, powered, rail, times
 from tests.analysis.test_compare import SLOW, slower, workload
 from tests.fabricate import STEP, fabricate_run
 
-from stepscope.analysis.compare import NONE, REGRESSION, UNSURE, check
+from stepscope.analysis.compare.regression_check import NONE, REGRESSION, UNSURE, check
 from stepscope.analysis.estimate import Estimate, geometric_mean_of_repeats
 from stepscope.errors import RunError, UsageError
 from stepscope.report.comparison import markdown

@@ -53,6 +53,7 @@ from stepscope.units import duration
 
 _POWER = ("power", "energy")
 _OF_A_BOARD = re.compile(r"jetson|rpi")  # that another machine lacks them is no news
+_PLAIN_NAMES = {"jetson_memory": "GPU's part of the memory"}  # of sensors whose name does not tell what they read
 _ENABLE = (
     "stepscope doctor says how to open a sensor; a plug or meter works anywhere (--plug, --meter-command, --meter-csv)"
 )
@@ -293,7 +294,7 @@ def _sensor_gaps(run: Run) -> Iterator[NotMeasured]:
 
 def _sensor_gap(entry: dict[str, Any], absent: bool, group: str) -> NotMeasured:
     """A sensor that gave nothing; of one that is not there, where was looked is a detail."""
-    what, remedy = str(entry.get("sensor", "a sensor")), entry.get("remedy")
+    what, remedy = _PLAIN_NAMES.get(sensor := str(entry.get("sensor", "a sensor")), sensor), entry.get("remedy")
     if absent and entry.get("detail"):
         return NotMeasured(what, "this machine has no such sensor", remedy, group, str(entry["detail"]))
     return NotMeasured(what, _stated_reason(entry), remedy, group)

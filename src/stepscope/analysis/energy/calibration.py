@@ -114,9 +114,9 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
         if larger.timeline.steps >= few.timeline.steps:  # else many readings a step: the spread ones saw more
             problem = larger
     likely, _ = _likeliest(_weigh_models(few, better, prior, readings.period), _FINALISTS)
-    last = _distinct([_descend_with_learnt_noise(problem.with_hold(one.hold), one.x, free) for _, one in likely])
+    last = _distinct([_descend_with_learnt_noise(problem.with_hold(model.hold), model.x, free) for _, model in likely])
     likely, more_dropped = _likeliest(_weigh_models(problem, last, prior, readings.period), _FILTERS_WEIGHED)
-    last = _distinct([_refine_by_likelihood(problem.with_hold(one.hold), one, free) for _, one in likely])
+    last = _distinct([_refine_by_likelihood(problem.with_hold(model.hold), model, free) for _, model in likely])
     (_, best), *others = _likeliest(_weigh_models(problem, last, prior, readings.period), _FINALISTS)[0]
     own, share = problem.with_hold(best.hold), problem.readings.count / few.readings.count
     rivals = tuple(

@@ -231,8 +231,9 @@ def _mean_lane_power(
             energy[place] = energy[place] - in_filter[: len(edges[place])]
             in_filter = in_filter[len(edges[place]) :]
     steady = float(watts @ (lane.t1 - lane.t0)) / max(float(lane.t1[-1] - lane.t0[0]), 1e-30)
-    held = any(model.hold for model in models)
-    integral = np.split(integral_of_energy(lane, watts, steady, np.concatenate(edges)), lengths) if held else energy
+    integral = energy
+    if any(model.hold for model in models):
+        integral = np.split(integral_of_energy(lane, watts, steady, np.concatenate(edges)), lengths)
     return [
         steady + _window_means(whole - model.rc * own * (model.rc > SHORTEST_RC), width, model)
         if model.hold
@@ -247,13 +248,13 @@ def _smear_nodes(model: SensorModel) -> tuple[tuple[float, float], ...]:
 
 def _window_edges(end: Floats, width: Floats, model: SensorModel) -> Floats:
     """Edges of each window's kernel, for each node of the smear: of a box two, of a trapezoid four."""
-    held = (0.0, model.hold) if model.hold else (0.0,)
+    ages = (0.0, model.hold) if model.hold else (0.0,)
     return np.concatenate(
         [
             end + node * model.smear - back - older
             for node, _ in _smear_nodes(model)
             for back in (0.0, width)
-            for older in held
+            for older in ages
         ]
     )
 
@@ -261,9 +262,9 @@ def _window_edges(end: Floats, width: Floats, model: SensorModel) -> Floats:
 def _window_means(energy: Floats, width: Floats, model: SensorModel) -> Floats:
     """Of the energy until the edges of windows, or its integral: what came between, over the width, and the hold."""
     edges = energy.reshape(len(_smear_nodes(model)), 2, -1, len(width), *energy.shape[1:])
-    held = (edges[:, :, 0] - edges[:, :, 1]) / model.hold if model.hold else edges[:, :, 0]
+    until = (edges[:, :, 0] - edges[:, :, 1]) / model.hold if model.hold else edges[:, :, 0]
     weight = np.array([weight for _, weight in _smear_nodes(model)])
-    mean: Floats = (np.tensordot(weight, held[:, 0] - held[:, 1], axes=1).T / width).T
+    mean: Floats = (np.tensordot(weight, until[:, 0] - until[:, 1], axes=1).T / width).T
     return mean
 
 
