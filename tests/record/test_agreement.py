@@ -48,7 +48,7 @@ def both() -> tuple[pl.DataFrame, Any, ModuleRegistry]:
     offset = unix_minus_monotonic_ns()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         routes.install()
-        routes.profile_calls(True)
+        routes.modules.profile(True)
         for step in range(3):
             began = time.monotonic_ns()
             optimizer.zero_grad()

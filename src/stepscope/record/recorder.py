@@ -206,7 +206,7 @@ class OpRecorder:
             return
         if parts.open == BACKWARD:
             self._end_part()
-        self._hooks.note_calls(None)
+        self._hooks.modules.note(None)
         if parts.update_follows():
             self._open_part(UPDATE)
 
@@ -221,7 +221,7 @@ class OpRecorder:
         self._parts.begin_step(step, part_names)
         if BACKWARD in part_names:
             self._parts.places = ModuleCallLog(self.modules.index, torch_private.autograd_sequence)
-            self._hooks.note_calls(self._parts.places)
+            self._hooks.modules.note(self._parts.places)
 
     def _open_part(self, part: str, in_pass: bool = False) -> None:
         parts = self._parts
@@ -285,7 +285,7 @@ class OpRecorder:
 
     def _stop_profiling_in_parts(self) -> None:
         self._parts.drop()
-        self._hooks.note_calls(None)
+        self._hooks.modules.note(None)
 
     def _shapes(self, step: int, elapsed_ns: int) -> bool:
         again = self.costs.missed and not self.recording
@@ -307,7 +307,7 @@ class OpRecorder:
     def _stop_noting_sites(self) -> None:
         noted_by = self._hooks.modules.noted_by
         if isinstance(noted_by, CallSites):
-            self._hooks.note_calls(noted_by.also)
+            self._hooks.modules.note(noted_by.also)
 
     def called(self, args: Any, kwargs: Any) -> None:
         """An outermost module is called with these."""
@@ -396,7 +396,7 @@ class OpRecorder:
         self.close_window()
         self._lines.write_first_step(self._writer, self._names, self.modules)
         if self._window is None:
-            self._hooks.profile_calls(False)
+            self._hooks.modules.profile(False)
             return
         kineto.end_without_destructors()  # should that thread never step again
         op_windows.when_an_optimizer_steps(self._drop_unwritten)
@@ -481,9 +481,9 @@ class OpRecorder:
         self._offset_ns = unix_minus_monotonic_ns()
         self._window = kineto.start_window(shapes, self._cuda, memory, in_pass)
         run_at_end_of_thread(self.thread_ends)
-        self._hooks.profile_calls(True)
+        self._hooks.modules.profile(True)
         if self._lines.wanted and not self._parts and self._hooks.modules.noted_by is None:
-            self._hooks.note_calls(self._lines.note_window(self.modules.index))
+            self._hooks.modules.note(self._lines.note_window(self.modules.index))
         self._alarm.set()
 
     def _stop_for_good(self, why: str) -> None:
@@ -509,8 +509,8 @@ class OpRecorder:
     def _end_scopes(self) -> None:
         self._parts.end_scope()
         self._stop_noting_sites()
-        self._hooks.time_calls(None)
-        self._hooks.profile_calls(False)
+        self._hooks.modules.time(None)
+        self._hooks.modules.profile(False)
 
     def _write_layer_window(self) -> None:
         layers = self.layers.settled_window()
@@ -582,7 +582,7 @@ class OpRecorder:
     def _note_loss(self, error: BaseException) -> None:
         """A disk that is full may have room again; a profiler that fails will fail again."""
         self._lines.drop_window()
-        self._hooks.profile_calls(False)
+        self._hooks.modules.profile(False)
         self._memory.close()
         if isinstance(error, OSError):
             self.lost_windows += 1

@@ -72,8 +72,7 @@ class TorchHooks:
         self._repeating: Repeating = repeating or NoneRepeats()
         self._updates = 0
         self._updating: dict[int, list[int]] = {}  # by thread: addresses of optimizers in an update, the innermost last
-        self.modules = modules = _ModuleRoute(boundary, listener, self)
-        self.profile_calls, self.note_calls, self.time_calls = modules.profile, modules.note, modules.time
+        self.modules = _ModuleRoute(boundary, listener, self)
         self._before_update, self._after_update = self._make_optimizer_hooks()
 
     def install(self) -> None:

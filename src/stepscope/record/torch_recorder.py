@@ -425,7 +425,7 @@ class TorchRecorder:
             return True
         if noted_by is not None and not isinstance(noted_by, BatchWitness):
             return False
-        self.hooks.note_calls(witness)
+        self.hooks.modules.note(witness)
         return True
 
     def _note_compiled_root(self, root: nn.Module) -> None:

@@ -122,7 +122,7 @@ class StepListener(Observer):
         self._ended(t_ns, late)
 
     def _note_calls(self, witness: Any) -> bool:
-        self._routes.note_calls(witness)
+        self._routes.modules.note(witness)
         return True
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
