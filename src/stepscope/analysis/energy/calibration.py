@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
-from stepscope.analysis.energy.coarse_search import Prior, Start, coarse_search, diverse_starts
+from stepscope.analysis.energy.coarse_search import A_THIRD, Prior, Start, coarse_search, diverse_starts
 from stepscope.analysis.energy.likeliest_window import LikeliestWindow, likeliest_sensor
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import ANY_SPREAD, Moments, log_evidence, regress
@@ -117,24 +117,35 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
     last = _distinct([_descend_with_learnt_noise(problem.with_hold(model.hold), model.x, free) for _, model in likely])
     likely, more_dropped = _likeliest(_weigh_models(problem, last, prior, readings.period), _FILTERS_WEIGHED)
     last = _distinct([_refine_by_likelihood(problem.with_hold(model.hold), model, free) for _, model in likely])
-    (_, best), *others = _likeliest(_weigh_models(problem, last, prior, readings.period), _FINALISTS)[0]
-    own, share = problem.with_hold(best.hold), problem.readings.count / few.readings.count
+    best = _weigh_models(problem, last, prior, readings.period)[0][1]
+    # The search ends at other filters behind the same window, which the likelihood then moves: those are no others.
+    others = [model for model in (*more_dropped, *dropped) if not _differs_by_filter_alone(model, best)]
+    weighed = _weigh_models(problem, [*last, *others], prior, readings.period)
+    own, own_log = problem.with_hold(best.hold), next(log for log, model in weighed if model is best)
     rivals = tuple(
-        Rival(problem.with_hold(descent.hold).model(descent.x), log)
-        for log, descent in (*others, *more_dropped, *((log * share, descent) for log, descent in dropped))
-        if log > -_STANDS and not _gives_same_energies(problem, best, descent)
+        Rival(problem.with_hold(model.hold).model(model.x), min(log - own_log, 0.0))
+        for log, model in weighed
+        if model is not best and log > own_log - _STANDS and not _gives_same_energies(problem, best, model)
     )
     return Calibration(own.model(best.x), *_parameter_sd(own, best, free), rivals=rivals)
 
 
-def _likeliest(weighed: _Weighed, most: int) -> tuple[_Weighed, _Weighed]:
+def _differs_by_filter_alone(model: _Descent, other: _Descent) -> bool:
+    """Are both behind a filter, with windows that begin and end together?"""
+    (centre, width, _, rc), (other_centre, other_width, _, other_rc) = model.x, other.x
+    late = abs(centre - np.sqrt(max(rc, 0.0)) - other_centre + np.sqrt(max(other_rc, 0.0)))
+    near = late < A_THIRD * other_width and abs(np.log(width / other_width)) < A_THIRD
+    return bool(near and model.hold == other.hold and min(rc, other_rc) > SHORTEST_RC**2)
+
+
+def _likeliest(weighed: _Weighed, most: int) -> tuple[_Weighed, list[_Descent]]:
     """So many of the models, by their odds, to be followed further; and of the others those that stand, as they are.
 
     Where the readings hardly tell sensors apart, those that nothing was left for are rivals as well.
     """
-    odds = [(log - weighed[0][0], descent) for log, descent in weighed]
-    followed = [(log, descent) for log, descent in odds[:most] if log > -_HOPELESS]
-    return followed, [(log, descent) for log, descent in odds[most : most + _MOST_DROPPED] if log > -_STANDS]
+    odds = [(log - weighed[0][0], model) for log, model in weighed]
+    followed = [(log, model) for log, model in odds[:most] if log > -_HOPELESS]
+    return followed, [model for log, model in odds[most : most + _MOST_DROPPED] if log > -_STANDS]
 
 
 def refit_sensor_model(timeline: Timeline, readings: Readings, near: Calibration) -> Calibration:

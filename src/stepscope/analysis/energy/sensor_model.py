@@ -297,9 +297,9 @@ _MOST_SUMS, _A_PIECE = (
 
 
 def _is_quicker_by_sums(lane: Lane, end: Floats, width: Floats, model: SensorModel, count: int) -> bool:
-    """Are there more pieces in the windows than sums at their edges, whose kernel has edges alone?"""
+    """Are there more pieces in the windows than sums at their edges, and has the kernel edges, and no filter's tail?"""
     edges = len(end) * (4 if model.hold else 2) * len(_smear_nodes(model))
-    if not len(lane.t0) or edges * count > _MOST_SUMS or (model.smear and model.is_box):
+    if model.rc > SHORTEST_RC or not len(lane.t0) or edges * count > _MOST_SUMS or (model.smear and model.is_box):
         return False
     first = np.searchsorted(lane.t1, end - width - model.tail - model.reach, side="right")
     pieces = float((np.searchsorted(lane.t0, end + model.reach, side="left") - first).sum())
@@ -309,7 +309,7 @@ def _is_quicker_by_sums(lane: Lane, end: Floats, width: Floats, model: SensorMod
 def _shares_by_sums(lane: Lane, end: Floats, width: Floats, model: SensorModel, count: int) -> Floats:
     """Share of each key (M, P) in each window, from the time that each has had until the edges of the kernel."""
     t, order = np.unique(_window_edges(end, width, model), return_inverse=True)
-    begin, filtered = float(lane.t0[0]), model.rc > SHORTEST_RC
+    begin = float(lane.t0[0])
     number = np.searchsorted(lane.t1, t, side="right")  # of pieces that ended before each edge
     after = np.repeat(np.arange(len(t)), np.diff(number, prepend=0))  # the first edge behind each of them
     ended = slice(number[-1])
@@ -327,17 +327,7 @@ def _shares_by_sums(lane: Lane, end: Floats, width: Floats, model: SensorModel, 
         integral = spent * (t - begin)[:, None] - np.cumsum(summed((t1 - t0) * ((t0 + t1) / 2 - begin)), axis=0)
         integral[at] += part * part / 2
     spent[at] += part
-    if filtered:
-        since = t[after]
-        bands = np.ones((2, len(t)))
-        bands[1, :-1] = -np.exp(-np.diff(t) / model.rc)
-        put_in = summed(model.rc * (np.exp((t1 - since) / model.rc) - np.exp((t0 - since) / model.rc)))
-        inside = solve_banded((1, 0), bands, put_in, overwrite_b=True, check_finite=False)
-        inside[at] -= model.rc * np.expm1(-part / model.rc)
-        spent -= inside
-    if model.hold:
-        spent = integral - model.rc * spent if filtered else integral
-    return _window_means(spent[order], width, model)
+    return _window_means((integral if model.hold else spent)[order], width, model)
 
 
 def _row_blocks(
