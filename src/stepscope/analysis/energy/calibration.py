@@ -117,15 +117,14 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
     last = _distinct([_descend_with_learnt_noise(problem.with_hold(model.hold), model.x, free) for _, model in likely])
     likely, more_dropped = _likeliest(_weigh_models(problem, last, prior, readings.period), _FILTERS_WEIGHED)
     last = _distinct([_refine_by_likelihood(problem.with_hold(model.hold), model, free) for _, model in likely])
-    best = _weigh_models(problem, last, prior, readings.period)[0][1]
+    (_, best), *likely = _likeliest(_weigh_models(problem, last, prior, readings.period), _FINALISTS)[0]
     # The search ends at other filters behind the same window, which the likelihood then moves: those are no others.
-    others = [model for model in (*more_dropped, *dropped) if not _differs_by_filter_alone(model, best)]
-    weighed = _weigh_models(problem, [*last, *others], prior, readings.period)
-    own, own_log = problem.with_hold(best.hold), next(log for log, model in weighed if model is best)
+    others = [pair for pair in (*more_dropped, *dropped) if not _differs_by_filter_alone(pair[1], best)]
+    own = problem.with_hold(best.hold)
     rivals = tuple(
-        Rival(problem.with_hold(model.hold).model(model.x), min(log - own_log, 0.0))
-        for log, model in weighed
-        if model is not best and log > own_log - _STANDS and not _gives_same_energies(problem, best, model)
+        Rival(problem.with_hold(model.hold).model(model.x), log)
+        for log, model in (*likely, *others)
+        if log > -_STANDS and not _gives_same_energies(problem, best, model)
     )
     return Calibration(own.model(best.x), *_parameter_sd(own, best, free), rivals=rivals)
 
@@ -138,14 +137,14 @@ def _differs_by_filter_alone(model: _Descent, other: _Descent) -> bool:
     return bool(near and model.hold == other.hold and min(rc, other_rc) > SHORTEST_RC**2)
 
 
-def _likeliest(weighed: _Weighed, most: int) -> tuple[_Weighed, list[_Descent]]:
+def _likeliest(weighed: _Weighed, most: int) -> tuple[_Weighed, _Weighed]:
     """So many of the models, by their odds, to be followed further; and of the others those that stand, as they are.
 
     Where the readings hardly tell sensors apart, those that nothing was left for are rivals as well.
     """
     odds = [(log - weighed[0][0], model) for log, model in weighed]
     followed = [(log, model) for log, model in odds[:most] if log > -_HOPELESS]
-    return followed, [model for log, model in odds[most : most + _MOST_DROPPED] if log > -_STANDS]
+    return followed, [(log, model) for log, model in odds[most : most + _MOST_DROPPED] if log > -_STANDS]
 
 
 def refit_sensor_model(timeline: Timeline, readings: Readings, near: Calibration) -> Calibration:
