@@ -290,10 +290,8 @@ def _lane_rows(
     return sparse.csr_matrix((np.concatenate(data), np.concatenate(keys), starts), shape=(len(end), count))
 
 
-_MOST_SUMS, _A_PIECE = (
-    4_000_000,
-    2.0,
-)  # entries of a table of sums; how many cost as much as a piece in a window
+_MOST_SUMS = 4_000_000  # entries of a table of sums
+_A_PIECE = 2.0  # sums that cost as much as a piece in a window
 
 
 def _is_quicker_by_sums(lane: Lane, end: Floats, width: Floats, model: SensorModel, count: int) -> bool:

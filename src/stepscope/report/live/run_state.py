@@ -157,8 +157,11 @@ class RunWatcher:
         processes = len({channel.scope for channel in every if channel.scope.startswith("rank:")})
         if len(cards) <= max(processes, 1) or self._header.content.get("simulated") is not None:
             return frozenset(), None
-        listed = {channel.scope: self._readings.value(channel) for channel in every
-                  if channel.quantity == "process_memory" and channel.scope in cards}  # fmt: skip
+        listed = {
+            channel.scope: self._readings.value(channel)
+            for channel in every
+            if channel.quantity == "process_memory" and channel.scope in cards
+        }
         if processes or not any(listed.values()):
             return frozenset(), f"{len(cards)} GPUs are read: which ones train is not known"
         unused = frozenset(card for card, size in listed.items() if not size)
