@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Literal
 
@@ -35,29 +36,31 @@ def is_plausible_stamp(stamp: datetime) -> bool:
 
 def meter_times(
     cells: Sequence[str],
-    numbers: Sequence[float | None],
+    numbers: Sequence[float],
     unit: str,
     local: Callable[[Sequence[datetime]], Sequence[float]] | None,
-) -> tuple[list[float | None], MeterClock]:
-    """Seconds of every cell, None where it is no time, and the clock that they are of."""
-    first = next((number for number in numbers if number is not None), None)
+) -> tuple[array[float], MeterClock]:
+    """Seconds of every cell, NaN where it is no time, and the clock that they are of."""
+    first = next((number for number in numbers if not math.isnan(number)), None)
     if first is not None:
         scale = next((factor for least, factor in _UNIX if abs(first) >= least), None)
         if scale is None or (unit in TIME_UNITS and first * TIME_UNITS[unit] < 1e10):
             scale = unit_factor("time", unit, TIME_UNITS)
         clock: MeterClock = "unix" if first * scale >= 1e8 else "own"
-        seconds = [None if number is None else number * scale for number in numbers]
-        return [None if t_s is None or abs(t_s) >= MOST_TIME_S else t_s for t_s in seconds], clock
+        scaled = (number * scale for number in numbers)
+        return array("d", (t_s if abs(t_s) < MOST_TIME_S else math.nan for t_s in scaled)), clock
     stamps = [_parse_stamp(cell) for cell in cells]
     if any(isinstance(stamp, datetime) for stamp in stamps):
         dated = [stamp for stamp in stamps if isinstance(stamp, datetime)]
         if local is not None:
             local_seconds = iter(local(dated))
-            return [next(local_seconds) if isinstance(stamp, datetime) else None for stamp in stamps], "unix"
+            times = (next(local_seconds) if isinstance(stamp, datetime) else math.nan for stamp in stamps)
+            return array("d", times), "unix"
         clock = "unix" if all(stamp.tzinfo is not None for stamp in dated) else "own"
-        seconds = [_seconds_since_1970(stamp) if isinstance(stamp, datetime) else None for stamp in stamps]
+        since_1970 = (_seconds_since_1970(stamp) if isinstance(stamp, datetime) else math.nan for stamp in stamps)
+        seconds = array("d", since_1970)
         return seconds if clock == "unix" else _continue_past_repeated_hour(seconds), clock
-    of_day = _continue_past_midnight([stamp if isinstance(stamp, float) else None for stamp in stamps])
+    of_day = _continue_past_midnight(stamp if isinstance(stamp, float) else math.nan for stamp in stamps)
     return _continue_past_repeated_hour(of_day), "h:m:s"
 
 
@@ -82,12 +85,12 @@ def _parse_stamp(cell: str) -> datetime | float | None:
     return stamp if is_plausible_stamp(stamp) else None
 
 
-def _continue_past_repeated_hour(seconds: Sequence[float | None]) -> list[float | None]:
+def _continue_past_repeated_hour(seconds: Iterable[float]) -> array[float]:
     """Stamps that go back by an hour, since summer time ends, go on; not around some that are an hour wrong."""
     shift, last, turned = 0.0, math.nan, -math.inf
-    continued: list[float | None] = []
+    continued = array("d")
     for value in seconds:
-        if value is not None:
+        if not math.isnan(value):
             step = value + shift - last
             if 0 <= step + _HOUR_S <= _LONGEST_STEP_S and last - turned > _HOUR_S:
                 shift += _HOUR_S
@@ -96,20 +99,20 @@ def _continue_past_repeated_hour(seconds: Sequence[float | None]) -> list[float 
             if abs(step) > _HOUR_S / 2:
                 turned = value + shift
             last = value + shift
-        continued.append(None if value is None else value + shift)
+        continued.append(value + shift)
     return continued
 
 
-def _continue_past_midnight(seconds: Sequence[float | None]) -> list[float | None]:
+def _continue_past_midnight(seconds: Iterable[float]) -> array[float]:
     """Times of day that pass midnight go on beyond 24 h."""
     shift, last = 0.0, -math.inf
-    continued: list[float | None] = []
+    continued = array("d")
     for value in seconds:
-        if value is not None:
+        if not math.isnan(value):
             if value + shift < last - _DAY_S / 2:
                 shift += _DAY_S
             last = value + shift
-        continued.append(None if value is None else value + shift)
+        continued.append(value + shift)
     return continued
 
 

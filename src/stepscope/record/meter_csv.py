@@ -10,6 +10,7 @@ import codecs
 import csv
 import math
 import re
+from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -109,14 +110,18 @@ def parse_meter_csv(
         row for line in lines if len(row := _split_cells(line, separator)) == width
     )  # of which two cells each are kept
     first = next(rows)
-    head = None if any(_parse_number(cell, comma) is not None for cell in first for comma in (False, True)) else first
+    head = (
+        None if any(not math.isnan(_parse_number(cell, comma)) for cell in first for comma in (False, True)) else first
+    )
     columns = _detect_columns(_rename_chosen_columns(head, time_column, power_column), width)
     texts: list[list[str]] = [[] for _ in (columns.time, *columns.power)]
     for row in rows if head is not None else chain([first], rows):
         texts[0].append(" ".join(row[place] for place in columns.time))
         for column, place in zip(texts[1:], columns.power, strict=True):
             column.append(row[place])
-    return _log_of_columns(texts, columns, len(lines) - count, local)
+    skipped = len(lines) - count
+    lines.clear()  # a log of millions of readings is not to be in memory twice
+    return _log_of_columns(texts, columns, skipped, local)
 
 
 def _split_cells(line: str, separator: str) -> list[str]:
@@ -140,53 +145,50 @@ def _log_of_columns(
     numbers = _parse_numbers(texts)
     if columns.volts is not None:
         _refuse_mains_voltage(columns, numbers[1])
-    times = meter_times(texts[0], numbers[0], columns.time_unit, local)
-    dated = [(place, t_s) for place, t_s in enumerate(times[0]) if t_s is not None]
-    dated = _longest_in_order(dated) if local is None else dated
-    skipped += len(texts[0]) - len(dated)
-    seconds = [t_s for _, t_s in dated]
-    watts = [_product_in_watts([column[place] for column in numbers[1:]], columns.factor) for place, _ in dated]
+    times, clock = meter_times(texts[0], numbers[0], columns.time_unit, local)
+    dated = array("q", (row for row, t_s in enumerate(times) if not math.isnan(t_s)))
+    seconds = array("d", (times[row] for row in dated))
+    if local is None and any(earlier > later for earlier, later in pairwise(seconds)):
+        order = _longest_in_order(seconds)
+        dated, seconds = array("q", (dated[place] for place in order)), array("d", (seconds[place] for place in order))
+    watts = array("d", (_product_in_watts([column[row] for column in numbers[1:]], columns.factor) for row in dated))
     if sum(value == value for value in watts) < 2:
-        example = _unread_example(texts, numbers, times[0])
+        example = _unread_example(texts, numbers, times)
         error = ValueError if columns.name == UNNAMED else NoReadings
         raise error(f"fewer than two readings with a time and a number in column '{columns.name}'{example}")
-    stamps = tuple(_spread_equal_stamps(seconds))
-    return MeterLog(stamps, tuple(watts), times[1], columns.name, skipped, columns.others)
+    skipped += len(texts[0]) - len(dated)
+    return MeterLog(tuple(_spread_equal_stamps(seconds)), tuple(watts), clock, columns.name, skipped, columns.others)
 
 
-def _refuse_mains_voltage(columns: _Columns, voltages: Sequence[float | None]) -> None:
-    volts = [abs(value) * (columns.volts or 1.0) for value in voltages if value is not None]
+def _refuse_mains_voltage(columns: _Columns, voltages: Sequence[float]) -> None:
+    volts = [abs(value) * (columns.volts or 1.0) for value in voltages if not math.isnan(value)]
     if volts and median(volts) > _MOST_DC_V:
         raise UnknownUnit(
             f"{columns.name} at {median(volts):g} V are volt-amperes of the mains, not watts: log the meter's power"
         )
 
 
-def _longest_in_order(stamps: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """The most stamps that never go back: one that is far ahead costs itself alone, and none that stands behind it."""
-    if all(earlier[1] <= later[1] for earlier, later in pairwise(stamps)):  # of most logs
-        return list(stamps)
+def _longest_in_order(seconds: Sequence[float]) -> list[int]:
+    """Places of the most times that never go back: one that is far ahead costs itself alone, and none behind it."""
     # From the end: `ends` are the places where series of 1, 2, 3 and so on begin, of each length that with the latest.
     keys: list[float] = []
     ends: list[int] = []
     follows: dict[int, int | None] = {}
-    for place in reversed(range(len(stamps))):
-        length = bisect_right(keys, -stamps[place][1])
+    for place in reversed(range(len(seconds))):
+        length = bisect_right(keys, -seconds[place])
         follows[place] = ends[length - 1] if length else None
-        keys[length : length + 1], ends[length : length + 1] = [-stamps[place][1]], [place]
+        keys[length : length + 1], ends[length : length + 1] = [-seconds[place]], [place]
     places = ends[-1:]
     while places and (behind := follows[places[-1]]) is not None:
         places.append(behind)
-    return [stamps[place] for place in places]
+    return places
 
 
-def _unread_example(
-    texts: Sequence[Sequence[str]], numbers: Sequence[Sequence[float | None]], times: Sequence[float | None]
-) -> str:
+def _unread_example(texts: Sequence[Sequence[str]], numbers: Sequence[Sequence[float]], times: Sequence[float]) -> str:
     """Return an example of what could not be read: a time, else a number."""
-    of_time = (text for text, t_s in zip(texts[0], times, strict=True) if text and t_s is None)
+    of_time = (text for text, t_s in zip(texts[0], times, strict=True) if text and math.isnan(t_s))
     cells = zip(texts[1:], numbers[1:], strict=True)
-    of_power = (text for column, read in cells for text, value in zip(column, read, strict=True) if value is None)
+    of_power = (text for column, read in cells for text, value in zip(column, read, strict=True) if math.isnan(value))
     time, power = next(of_time, None), next(filter(None, of_power), None)
     if time:
         return f"; '{time}' is not a known time format: 2026-05-04 10:00:00, seconds since 1970, h:m:s"
@@ -195,20 +197,21 @@ def _unread_example(
 
 def _spread_equal_stamps(t_s: Sequence[float]) -> list[float]:
     """Readings under one stamp, which is coarser than they are apart, evenly over the time until the next one."""
-    stamps = [(t, len(list(readings))) for t, readings in groupby(t_s)]
-    steps = [later[0] - earlier[0] for earlier, later in pairwise(stamps)]
+    stamps = array("d", (t for t, _ in groupby(t_s)))
+    steps = array("d", (later - earlier for earlier, later in pairwise(stamps)))
     usual = median(steps) if steps else 0.0
     return [
         t + place / count * max(min(step, usual), 0.0)
-        for (t, count), step in zip(stamps, [*steps, usual], strict=True)
+        for (t, readings), step in zip(groupby(t_s), chain(steps, (usual,)), strict=True)
+        for count in (sum(1 for _ in readings),)
         for place in range(count)
     ]
 
 
-def _product_in_watts(values: Sequence[float | None], factor: float) -> float:
+def _product_in_watts(values: Sequence[float], factor: float) -> float:
     product = factor
     for value in values:
-        product *= math.nan if value is None else value
+        product *= value
     return product if abs(product) <= _MOST_W else math.nan
 
 
@@ -228,14 +231,14 @@ def _number_pattern(thousands: str, decimal: str) -> re.Pattern[str]:
 _POINT, _COMMA = _number_pattern(",", r"\."), _number_pattern(r"\.", ",")  # 1,234.5 and 1.234,5; 1,234 is either
 
 
-def _parse_number(cell: str, comma: bool) -> float | None:
-    """A number in the decimal style of its column; None where the cell is none."""
+def _parse_number(cell: str, comma: bool) -> float:
+    """A number in the decimal style of its column; NaN where the cell is none."""
     if not (_COMMA if comma else _POINT).fullmatch(cell):
-        return None
+        return math.nan
     return float(cell.replace(".", "").replace(",", ".") if comma else cell.replace(",", ""))
 
 
-def _parse_numbers(columns: Sequence[Sequence[str]]) -> list[list[float | None]]:
+def _parse_numbers(columns: Sequence[Sequence[str]]) -> list[array[float]]:
     """The numbers of each column, in the style that its cells can be written in alone, else in that of the others.
 
     Raises ValueError where a column has both styles, or a comma that can be of either.
@@ -248,7 +251,7 @@ def _parse_numbers(columns: Sequence[Sequence[str]]) -> list[list[float | None]]
         unclear = next((cell for cell in cells if "," in cell and _POINT.fullmatch(cell)), None)
         if comma is None and unclear:
             raise ValueError(f"'{unclear}' can have a decimal comma or a thousands separator: write a decimal point")
-        numbers.append([_parse_number(cell, bool(comma)) for cell in cells])
+        numbers.append(array("d", (_parse_number(cell, bool(comma)) for cell in cells)))
     return numbers
 
 
