@@ -78,10 +78,25 @@ def test_a_board_is_described_from_its_files(tx2: Path) -> None:
 
 def test_what_cannot_be_found_out_is_null(tmp_path: Path) -> None:
     device = describe_device(tmp_path)
-    for key in ("board", "cpu", "memory_bytes", "os", "power_mode", "container", "virtual_machine"):
+    for key in ("board", "cpu", "bf16", "memory_bytes", "os", "power_mode", "container", "virtual_machine"):
         assert device[key] is None
     assert device["cores"] == device["accelerators"] == []
     assert json.dumps(device)
+
+
+@pytest.mark.parametrize(
+    ("listed", "has"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16", True),
+        ("flags\t\t: fpu avx2", False),
+        ("Features\t: fp asimd i8mm bf16", True),
+        ("Features\t: fp asimd aes", False),
+    ],
+)
+def test_whether_the_cpu_multiplies_in_bf16_is_read_from_its_instructions(
+    tmp_path: Path, listed: str, has: bool
+) -> None:
+    assert describe_device(write(tmp_path, {"proc/cpuinfo": f"processor\t: 0\n{listed}\n"}))["bf16"] is has
 
 
 def test_a_zone_that_is_switched_off_has_no_temperature(tx2: Path) -> None:

@@ -52,6 +52,18 @@ def test_a_number_format_that_the_training_has_already_is_not_named(tmp_path: Pa
         assert ("bf16" in [name for name, _ in what_to_change(run).untried]) is untried
 
 
+@pytest.mark.parametrize(
+    ("has", "device", "untried"), [(False, "cpu", False), (False, "cuda", True), (None, "cpu", True)]
+)
+def test_bf16_is_not_named_where_the_cpu_that_trains_would_emulate_it(
+    tmp_path: Path, has: bool | None, device: str, untried: bool
+) -> None:
+    run = Run(fabricate_run(tmp_path / "runs", steps=20))
+    run.device["bf16"] = has
+    run.meta["workload"]["device"] = device
+    assert ("bf16" in [name for name, _ in what_to_change(run).untried]) is untried
+
+
 @pytest.mark.parametrize("place", ["studies/20260101T000000-tune-it", "within"])
 def test_a_tune_run_of_the_same_training_is_shown(tmp_path: Path, place: str) -> None:
     path = fabricate_run(tmp_path / "runs", steps=20)

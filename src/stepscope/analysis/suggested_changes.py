@@ -207,7 +207,9 @@ def _applicable_changes(run: Run) -> Iterator[tuple[str, str]]:
         yield "channels_last", "it has convolutions over images"
     computed = main_computation(run.meta)  # under autocast, say, which a script does not tell
     precision = workload.get("precision", "float32") if computed is None else computed.precision
-    if types and "float32" in str(precision):
+    device = str(workload.get("device") or "cpu") if computed is None else computed.device
+    emulated = device == "cpu" and run.device.get("bf16") is False
+    if types and "float32" in str(precision) and not emulated:
         yield "bf16", "it computes in float32"
     if workload.get("optimizer") in _FUSED and not any("_foreach_" in name or "_fused_" in name for name in names):
         optimizer = workload["optimizer"]

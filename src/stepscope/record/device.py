@@ -12,6 +12,7 @@ from typing import Any
 from stepscope.record.sensors.contract import numbered, read_small_file
 
 _CPU_NAME = re.compile(r"^(?:model name|Model|Hardware|cpu model)\s*:\s*(.+)$", re.MULTILINE)
+_BF16 = frozenset(("avx512_bf16", "amx_bf16", "bf16", "svebf16"))
 
 
 def describe_device(root: Path = Path("/")) -> dict[str, Any]:
@@ -21,6 +22,7 @@ def describe_device(root: Path = Path("/")) -> dict[str, Any]:
         "board": _board_model(root),
         "compatible": _read_text(root / "proc/device-tree/compatible"),
         "cpu": _cpu_model(root),
+        "bf16": _has_bf16_arithmetic(root),
         "machine": platform.machine(),
         "cores": cores,
         "clusters": _core_clusters(cores),
@@ -97,6 +99,12 @@ def _board_model(root: Path) -> str | None:
 def _cpu_model(root: Path) -> str | None:
     match = _CPU_NAME.search(_read_text(root / "proc/cpuinfo") or "")
     return match[1].strip() if match else (platform.processor() or None if root == Path("/") else None)
+
+
+def _has_bf16_arithmetic(root: Path) -> bool | None:
+    """Return whether the CPU multiplies in bfloat16 itself; None where the kernel does not list its instructions."""
+    listed = re.search(r"^(?:flags|Features)\s*:(.*)", _read_text(root / "proc/cpuinfo") or "", re.MULTILINE)
+    return None if listed is None else not _BF16.isdisjoint(listed[1].split())
 
 
 def _cores(root: Path) -> list[dict[str, Any]]:

@@ -142,6 +142,7 @@ DEVICE: dict[Any, Shape] = {
     "accelerators": [{"name": str}],
     "accelerators_torch": [{"name": str, "card": str}],
     "virtual_machine": bool,
+    "bf16": bool,
     "at_start": _ENDS,
     "at_end": _ENDS,
 }
