@@ -2,14 +2,16 @@
 
 Each row is a plant behind a sensor, with several seeds; `--list` names them. `--rows TEXT` takes those whose title or
 group holds the text (several: all of them), `--cells N` a grid of sensor x step length, `--real-path` whole trainings,
-`--write FILE` puts the tables between the marks of a page.
+`--write FILE` puts the tables between the marks of a page, `--kept FILE` keeps each score and goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import multiprocessing
+import pickle
 import tempfile
 import time
 import traceback
@@ -136,14 +138,34 @@ def _measured(place: int) -> Score:
     return measure(*_TASKS[place])
 
 
-def in_parallel(tasks: Sequence[tuple[Row, int]], jobs: int) -> Iterator[Score]:
-    """Scores in the order of the tasks."""
-    _TASKS[:] = tasks
-    if jobs == 1:
-        yield from map(_measured, range(len(tasks)))
-        return
+def in_parallel(tasks: Sequence[tuple[Row, int]], jobs: int, kept: Path | None = None) -> Iterator[Score]:
+    """Scores in the order of the tasks; those that `kept` has are not measured again, and new ones go there."""
+    known = _kept_scores(kept)
+    _TASKS[:] = [(row, seed) for row, seed in tasks if (row.title, seed) not in known]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
-        yield from pool.map(_measured, range(len(tasks)))
+        measured = pool.map(_measured, range(len(_TASKS)))
+        for row, seed in tasks:
+            if (row.title, seed) not in known:
+                known[row.title, seed] = next(measured)
+                if kept is not None:
+                    with kept.open("ab") as file:
+                        pickle.dump(((row.title, seed), known[row.title, seed]), file)
+            yield known[row.title, seed]
+
+
+def _kept_scores(kept: Path | None) -> dict[tuple[str, int], Score]:
+    """Return the scores in a file, by title and seed; a last one that was cut off is cut away."""
+    known: dict[tuple[str, int], Score] = {}
+    if kept is None or not kept.exists():
+        return known
+    with kept.open("r+b") as file:
+        end = 0
+        with contextlib.suppress(EOFError, pickle.UnpicklingError):
+            while True:
+                key, score = pickle.load(file)
+                known[key], end = score, file.tell()
+        file.truncate(end)
+    return known
 
 
 def rows_of(texts: Sequence[str]) -> list[Row]:
@@ -163,9 +185,9 @@ def table(results: Sequence[Result], say: Callable[[str], None] = print) -> str:
     return "\n".join(lines)
 
 
-def run_rows(rows: Sequence[Row], seeds: int, jobs: int, verbose: bool) -> list[Result]:
+def run_rows(rows: Sequence[Row], seeds: int, jobs: int, verbose: bool, kept: Path | None) -> list[Result]:
     """Measure rows and print each as it is complete."""
-    scores = in_parallel([(row, seed) for row in rows for seed in range(seeds)], jobs)
+    scores = in_parallel([(row, seed) for row in rows for seed in range(seeds)], jobs, kept)
     found = []
     for row in rows:
         began = time.monotonic()
@@ -203,11 +225,11 @@ def _of_one(score: Score) -> str:
     )
 
 
-def run_cells(count: int, jobs: int) -> str:
+def run_cells(count: int, jobs: int, kept: Path | None) -> str:
     """Measure a grid, and say what it found in a paragraph."""
     tasks = list(cells(count))
     kinds, broken, wrong, calls, narrow = [], 0, [], 0, 0
-    for (row, seed), score in zip(tasks, in_parallel(tasks, jobs), strict=True):
+    for (row, seed), score in zip(tasks, in_parallel(tasks, jobs, kept), strict=True):
         if score.kinds is None:
             if (score.refused or "").startswith("broke down"):
                 broken += 1
@@ -253,6 +275,7 @@ def main() -> None:
     arguments.add_argument("--real-path", action="store_true", help="whole trainings under `stepscope run`")
     arguments.add_argument("--steps", type=int, default=200, help="of a training of the real path")
     arguments.add_argument("--jobs", type=int, default=1)
+    arguments.add_argument("--kept", type=Path, help="file of scores: goes on from there")
     arguments.add_argument("--write", type=Path, help="a page with the marks of this table")
     arguments.add_argument("--list", action="store_true")
     arguments.add_argument("-v", "--verbose", action="store_true", help="a line each seed")
@@ -262,12 +285,12 @@ def main() -> None:
         return
     parts = []
     if options.rows or not (options.cells or options.real_path) or options.write:
-        results = run_rows(rows_of(options.rows), options.seeds, options.jobs, options.verbose)
+        results = run_rows(rows_of(options.rows), options.seeds, options.jobs, options.verbose, options.kept)
         parts.append(table(results))
     if options.real_path:
         parts.append(table(run_real_path(options.steps)))
     if options.cells:
-        parts.append(run_cells(options.cells, options.jobs))
+        parts.append(run_cells(options.cells, options.jobs, options.kept))
     print("\n\n".join(["", *parts]))
     if options.write:
         write(options.write, parts)

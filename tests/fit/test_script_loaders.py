@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections import UserDict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from tests.fit import jobs
 from tests.fit.test_script import followed
 from torch.utils.data import DataLoader
 
-from stepscope.analysis.memory.limits import ADDRESSES, DATA
+from stepscope.analysis.memory.limits import ADDRESSES, DATA, UNMEASURED
 from stepscope.footprint.script_loaders import _LoaderState
 from stepscope.footprint.script_loop_items import tensors_of
 from stepscope.footprint.simulator import LoaderMemory
@@ -81,7 +84,7 @@ def test_workers_keep_what_the_training_writes_to_and_take_what_a_sample_takes(
     anew = followed(tmp_path, monkeypatch, WORKERS).loading
     assert 4 * PARAMETERS <= anew.old <= 4 * PARAMETERS + 1000  # parameters, their gradients and two moments
     assert 2 * 0.99 * LARGE <= anew.copied <= 2 * 2.2 * LARGE
-    assert anew.bytes((0, 0))[1] == anew.batches[1] + anew.copied + anew.old
+    assert anew.bytes(replace(UNMEASURED, worker=(0, 0)))[1] == anew.batches[1] + anew.copied + anew.old
 
 
 def test_batches_of_one_sample_may_be_larger_than_those_that_were_seen(
@@ -123,10 +126,51 @@ def test_a_sampler_of_the_users_own_may_put_the_large_samples_together(
 def test_the_most_workers_of_any_pass_count_and_arrays_wait_as_tensors_do() -> None:
     plain, other = LoaderMemory(4, batches=(10, 100)), LoaderMemory(8, batches=(10, 70))
     both = plain.or_more(other)
-    assert both.bytes((5, 50)) == (4 * 5 + 10, 8 * 50 + 100)
+    assert both.bytes(replace(UNMEASURED, worker=(5, 50))) == (4 * 5 + 10, 8 * 50 + 100)
     low, high = both.private_bytes(DATA)
     assert (low, high) == (0, 8 * (8 << 20))  # the stack of a thread that hands out work
     assert both.private_bytes(ADDRESSES)[1] > high + 8 * (64 << 20)
     loader = _LoaderState(DataLoader([0], num_workers=2))  # type: ignore[arg-type]
     loader.note_batch([np.zeros(1000), b"0123", torch.zeros(5)])
     assert loader.waiting[0] == 8000 + 4 + 20
+
+
+SPAWNED = """
+import multiprocessing
+import numpy as np
+{first}
+class Rows(torch.utils.data.Dataset):
+    table = None
+    def __init__(self):
+        self.table = np.ones((64, 25_000), np.float32)
+    def __len__(self):
+        return 64
+    def __getitem__(self, n):
+        return torch.from_numpy(self.table[n, :100]), 0
+for x, y in DataLoader(Rows(), batch_size=8, num_workers=2{context}):
+    update(x, y)
+"""
+TABLE = 64 * 25_000 * 4  # B
+
+
+@pytest.mark.parametrize(
+    ("first", "context", "anew"),
+    [
+        ("", "", 0),
+        ("", ", multiprocessing_context='spawn'", 2),
+        ("multiprocessing.set_start_method('forkserver')", "", 2),
+    ],
+)
+def test_workers_that_are_no_forks_import_everything_again_and_have_the_data_to_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, context: str, anew: int
+) -> None:
+    method = multiprocessing.get_start_method(allow_none=True)
+    loading = followed(tmp_path, monkeypatch, SPAWNED.format(first=first, context=context)).loading
+    assert multiprocessing.get_start_method(allow_none=True) == method  # as it was before the script
+    assert loading.anew == anew
+    assert (loading.copied > 3 * TABLE) is bool(anew)  # each worker's, and what is pickled for them
+    environment = jobs.MEASURED.environment
+    low, high = loading.bytes(environment)
+    least, most = (environment.charged[0] // 2, environment.resident[1]) if anew else environment.worker
+    assert low == pytest.approx(2 * least + loading.batches[0], abs=2)
+    assert high == 2 * most + loading.batches[1] + loading.copied + loading.old

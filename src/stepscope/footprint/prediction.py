@@ -420,6 +420,18 @@ def _shared_memory_warning(loading: LoaderMemory) -> list[str]:
     return [f"batches of a loader's workers take up to {bytes_(most)} of /dev/shm, which has {bytes_(free)} left"]
 
 
+_MAPPED = 5_000_000  # B of mapped files that are worth a word
+
+
+def _note_of_mapped_files(loading: LoaderMemory, answer: FitResult) -> list[str]:
+    """Say where pages of files come on top of what is resident; address space has them, and nobody else is charged."""
+    by = RESIDENT if answer.limit is None else answer.limit.account
+    if by != RESIDENT or loading.mapped[1] < _MAPPED:
+        return []
+    most = bytes_(loading.mapped[1])
+    return [f"it maps files (np.memmap): up to {most} of their pages come on top in RAM, and go before anything is killed"]
+
+
 _ON_A_GPU = "it trains on a GPU: what lies there counts as RAM, and nothing is said of the GPU's own memory"
 
 
@@ -467,6 +479,7 @@ def predict_script_fit(
         _allocator_option(simulator, answer, limit, name) for name in ALLOCATORS if name != simulator.allocator.name
     ]
     notes = ["the batch is the script's own: for the largest batch and more ways, give module:function"]
+    notes += _note_of_mapped_files(watched.loading, answer)
     if log.value_reads:
         notes.append(_note_of_made_up_values(log.value_reads))
     if watched.presumed:

@@ -232,7 +232,9 @@ class Follower:
 
     def loading(self) -> LoaderMemory:
         """Return what its loaders of data and its arrays take."""
-        return replace(self._loaders.loading, arrays=self.memory.arrays, earlier=self.memory.earlier)
+        memory = self.memory
+        mapped = memory.mapped or (0, 0)
+        return replace(self._loaders.loading, arrays=memory.arrays, earlier=memory.earlier, mapped=mapped)
 
     def _execute_script(self) -> None:
         """Run the script as `python script` would, with its loops cut."""
@@ -363,6 +365,7 @@ class Follower:
         self.progress.updates += 1
         self._updated.note()
         self._processes.note_running()
+        self.memory.note_mapped_files()
         if self.progress.updates == 1:
             self.memory.measure_first_update()
             self.time_limit.note_first_update()

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import logging
+import multiprocessing
 import os
 import random
 import sys
@@ -106,6 +107,7 @@ def preserve_process_state() -> Iterator[None]:
         del key
     with_gradients, kind, device = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device()
     deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    starts_by = multiprocessing.get_start_method(allow_none=True)
     os.environ.update(_OFFLINE)
     try:
         yield
@@ -116,6 +118,7 @@ def preserve_process_state() -> Iterator[None]:
         logger.handlers[:] = handlers
         logger.setLevel(level)
         random.setstate(random_state)
+        multiprocessing.set_start_method(starts_by, force=True)
         if numpy is not None:
             numpy.random.set_state(numbers)
         torch.set_grad_enabled(with_gradients)

@@ -7,6 +7,7 @@ import copy
 import functools
 import itertools
 import math
+import multiprocessing
 import sys
 import time
 from collections import Counter
@@ -126,7 +127,8 @@ class Loaders:
         self.loading = LoaderMemory(
             max(before.workers, workers),
             (max(before.batches[0], waiting[0]), max(before.batches[1], waiting[1])),
-            copied=max(before.copied, sum(loader.workers * (loader.objects + loader.making) for loader in running)),
+            copied=max(before.copied, sum(loader.copied for loader in running)),
+            anew=max(before.anew, sum(loader.workers for loader in running if loader.starts_anew)),
             old=max(before.old, sum(loader.stale_worker_bytes(self._progress.updates) for loader in running)),
         )
 
@@ -163,6 +165,13 @@ def next_or_omitted(plain: Callable[[Any], Any], iterator: Any) -> Any:
     return iterator.omitted_batch()
 
 
+def _start_method(loader: DataLoader[Any]) -> str:
+    """Return how a loader starts its workers; asking for the default without `allow_none` would settle it."""
+    context: Any = loader.multiprocessing_context
+    chosen = multiprocessing.get_start_method(allow_none=True) if context is None else context.get_start_method()
+    return chosen or multiprocessing.get_all_start_methods()[0]
+
+
 def _plain_bytes(batch: Any) -> int:
     """Return the bytes of arrays and texts in a batch: workers hand them over as they do tensors."""
     leaves = tree_leaves(batch)
@@ -176,9 +185,10 @@ class _LoaderState:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader  # also keeps its id from being given to another
         self.workers, self._batch = loader.num_workers, 0
-        self.objects = object_bytes(loader.dataset) if loader.num_workers else 0
+        self.starts_anew = bool(loader.num_workers) and _start_method(loader) != "fork"
+        self._objects = object_bytes(loader.dataset, with_arrays=self.starts_anew) if loader.num_workers else 0
         self.running = 0  # iterators whose workers are there
-        self.making = 0  # B that a batch took as it was made, beside itself
+        self._making = 0  # B that a batch took as it was made, beside itself
         self.forked = 0, 0  # updates until its workers were there, and B then of what an update writes to
         self.shortened = False  # whether a library asked for its length, and heard the one that it gets
         self.skipped = 0  # batches of this pass that were omitted
@@ -194,13 +204,18 @@ class _LoaderState:
     def note_batch(self, batch: Any, most: int = 0) -> None:
         """Note the size of a batch, and the most that there was while it was made, B."""
         size = sum(tensor.nbytes for tensor in tensors_of(batch)) + _plain_bytes(batch)
-        self._batch, self.making = max(self._batch, size), max(self.making, most - size)
+        self._batch, self._making = max(self._batch, size), max(self._making, most - size)
         if not self.skipped and len(self._sizes) < _FIRST:
             self._sizes.append(batch_sizes(batch))
 
+    @property
+    def copied(self) -> int:
+        """B at most of its data that all workers take, as they make a batch too; pickled for them once more."""
+        return self.workers * (self._objects + self._making) + self._objects * self.starts_anew
+
     def stale_worker_bytes(self, updates: int) -> int:
         """Return what its workers keep of the memory that they were born with and updates have written to since, B."""
-        return self.forked[1] if self.workers and updates > self.forked[0] else 0
+        return self.forked[1] if self.workers and updates > self.forked[0] and not self.starts_anew else 0
 
     @property
     def waiting(self) -> tuple[int, int]:

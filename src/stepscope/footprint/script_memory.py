@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import re
 import sys
 import types
 from collections import Counter
@@ -39,7 +40,9 @@ class ScriptMemory:
 
     def __init__(self, progress: Progress, target: str, fake: bool) -> None:
         self.arrays, self.earlier = (0, 0), 0
+        self.mapped: tuple[int, int] | None = None  # of files since the first update, least and most, B
         self._progress, self._log, self._target, self._fake = progress, progress.log, target, fake
+        self._files_before: frozenset[str] = frozenset()  # that were mapped
         self._before = (0, 0)  # resident bytes of this process, and the most that they had been
         self._imported = self._grown = 0  # B: of imports, and the most beside them
         self._sizes = Counter[int]()  # of arrays at the first update
@@ -59,11 +62,18 @@ class ScriptMemory:
         if own:
             gc.freeze()
         self._before = resident_bytes(), resident_bytes(at_most=True)
+        self._files_before = frozenset(mapped_files())
         try:
             yield
         finally:
             if own:
                 gc.unfreeze()
+
+    def note_mapped_files(self) -> None:
+        """Look at files that the script has mapped, as np.memmap does: at each update."""
+        now = sum(size for path, size in mapped_files().items() if path not in self._files_before)
+        least, most = self.mapped or (now, now)
+        self.mapped = min(least, now), max(most, now)
 
     def measure_first_update(self) -> None:
         """Look at arrays and at the growth of this process: at the first update."""
@@ -190,8 +200,11 @@ _MANY = 1000  # objects of a container that are looked at, of more than that
 _NOT_OF_DATA = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, Tensor)
 
 
-def object_bytes(data: Any) -> int:
-    """Return what Python's objects of a data set take, and those of containers in the script and in its module, B."""
+def object_bytes(data: Any, with_arrays: bool = False) -> int:
+    """Return what Python's objects of a data set take, and those of containers in the script and in its module, B.
+
+    with_arrays: as whoever pickles it takes them, arrays with their numbers too.
+    """
     homes = [sys.modules.get(name) for name in {"__main__", type(data).__module__}]
     own = [
         value
@@ -200,10 +213,10 @@ def object_bytes(data: Any) -> int:
         for name, value in vars(home).items()
         if isinstance(value, (list, tuple, dict, set)) and not name.startswith("__")
     ]
-    return round(_size_of_objects([data, *own], set()))
+    return round(_size_of_objects([data, *own], set(), with_arrays))
 
 
-def _size_of_objects(several: Sequence[Any], visited: set[int], deep: int = 0) -> float:
+def _size_of_objects(several: Sequence[Any], visited: set[int], with_arrays: bool, deep: int = 0) -> float:
     looked = several if len(several) <= _MANY else several[:: len(several) // _MANY]
     size = 0.0
     for inner in looked:
@@ -211,15 +224,31 @@ def _size_of_objects(several: Sequence[Any], visited: set[int], deep: int = 0) -
             continue
         visited.add(id(inner))
         numbers = getattr(inner, "dtype", None) is not None  # an array: of what it holds only objects count
-        size += 0 if numbers else sys.getsizeof(inner)
+        size += getattr(inner, "nbytes", 0) * with_arrays if numbers else sys.getsizeof(inner)
         if deep < _DEEP:
             within = _objects_of(inner) if numbers else gc.get_referents(inner)
-            size += _size_of_objects(within, visited, deep + 1)
+            size += _size_of_objects(within, visited, with_arrays, deep + 1)
     return size * len(several) / max(1, len(looked))
 
 
 def _objects_of(array: Any) -> list[Any]:
     return list(array.reshape(-1)[:: max(1, array.size // _MANY)]) if str(array.dtype) == "object" else []
+
+
+_MAPPING = re.compile(r"^(\w+)-(\w+) ..(.)\S+ \S+ \S+ \d+ +(/.*)$", re.MULTILINE)
+
+
+def mapped_files() -> dict[str, int]:
+    """Return files that this process maps, none of whose pages are code, by path: B; none where no system says."""
+    try:
+        rows = _MAPPING.findall(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return {}
+    sizes, code = Counter[str](), {path for _, _, executable, path in rows if executable == "x"}
+    for begin, end, _, path in rows:
+        if path not in code and not path.startswith(("/dev/", "/memfd:")):
+            sizes[path] += int(end, 16) - int(begin, 16)
+    return dict(sizes)
 
 
 def _referents() -> Iterator[Any]:

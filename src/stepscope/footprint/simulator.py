@@ -23,6 +23,7 @@ from stepscope.analysis.memory.limits import (
     MARGIN,
     RESIDENT,
     Allocator,
+    BaselineMemory,
     Limit,
     ProcessPeak,
     allocator_of,
@@ -170,6 +171,7 @@ _HOLES_OF_SAVING = 0.9  # of a heap of which a share is saved by running forward
 _CODE_WITHOUT_FILE = 0.3  # of kernels' code at the least: primitives and autograd; the rest lies in files of torch
 _PAGE_TABLES = 0.004  # of resident bytes: 8 B of each page of 4 KiB, and as much for what the kernel notes of it
 _STACK, _ARENA = 8 << 20, 64 << 20  # of a thread, as Linux and glibc have it, B
+_OF_A_NEW_WORKER = 0.5  # of an empty process's pages without a file, at the least; 0.68 was measured
 _ADDRESSES_OF_A_KERNEL = 1_500_000  # B at most: primitives of oneDNN take 256 KiB each and use little of them
 
 
@@ -181,7 +183,8 @@ class LoaderMemory:
     before the first update, all that is beyond an empty process, as tables that come and go. `copied`: at most
     by all workers, of Python's objects of the data (who looks at one counts a reference in it, and so writes to its
     page), and as they make a batch. `old`: at most what workers keep of the memory that they were born with, once the
-    training has written to it.
+    training has written to it. `anew`: workers that are no forks (spawn, forkserver): each imports all that the script
+    does, and has the data unpickled. `mapped`: of files (np.memmap), whose pages the kernel takes back before it kills.
     """
 
     workers: int = 0  # at once
@@ -191,6 +194,8 @@ class LoaderMemory:
     copied: int = 0
     old: int = 0
     workers_at_most: int = 0  # where another pass through the script has more
+    anew: int = 0
+    mapped: tuple[int, int] = (0, 0)
 
     def or_more(self, other: LoaderMemory) -> LoaderMemory:
         """Return this one, at the most as much as another."""
@@ -201,12 +206,17 @@ class LoaderMemory:
         return replace(
             self, batches=batches, arrays=arrays, workers_at_most=max(self._most, other._most),
             earlier=max(self.earlier, other.earlier), copied=max(self.copied, other.copied),
-            old=max(self.old, other.old),
+            old=max(self.old, other.old), anew=max(self.anew, other.anew),
+            mapped=(self.mapped[0], max(self.mapped[1], other.mapped[1])),
         )  # fmt: skip
 
-    def bytes(self, worker: tuple[int, int]) -> tuple[int, int]:
-        """Return the bytes of all workers, given the private bytes of one."""
-        low, high = self.workers * worker[0] + self.batches[0], self._most * worker[1] + self.batches[1]
+    def bytes(self, environment: BaselineMemory) -> tuple[int, int]:
+        """Return the bytes of all workers: what each has for itself, batches that wait, and data."""
+        low, high = environment.worker
+        of_a_new_one = max(low, round(_OF_A_NEW_WORKER * environment.charged[0])), max(high, environment.resident[1])
+        anew = min(self.anew, self.workers)
+        low = (self.workers - anew) * low + anew * of_a_new_one[0] + self.batches[0]
+        high = (self._most - self.anew) * high + self.anew * of_a_new_one[1] + self.batches[1]
         return low, high + self.copied + self.old
 
     def private_bytes(self, account: str) -> tuple[int, int]:
@@ -288,9 +298,11 @@ class Simulator:
         own, hole, mark = environment.of(account), live.largest_hole, live.heap_mark
         peak = process_peak((low, high), live.mapped, by, own, code, hole, mark)
         alone = account in (ADDRESSES, DATA)
-        workers = loading.private_bytes(account) if alone else loading.bytes(environment.worker)
+        workers = loading.private_bytes(account) if alone else loading.bytes(environment)
+        mapped = loading.mapped if account == ADDRESSES else (0, 0)
         earlier = loading.earlier - peak.live[1] - peak.allocator[1] - peak.code[1]
-        return replace(peak, data=(loading.arrays[0], max(loading.arrays[1], earlier)), workers=workers)
+        data = loading.arrays[0] + mapped[0], max(loading.arrays[1], earlier) + mapped[1]
+        return replace(peak, data=data, workers=workers)
 
     def verdict(self, live: LivePeak, limit: Limit, sure: bool, allocator: Allocator | None = None) -> str:
         """The worst of the verdicts under a limit and those beside it."""

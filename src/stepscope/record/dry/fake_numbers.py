@@ -65,6 +65,7 @@ class FakeMode(FakeTensorMode):
             (torch.utils, "swap_tensors", _set_data_from), (FakeTensor, "__deepcopy__", _deepcopy_fake),
             (fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN), (torch.UntypedStorage, "data_ptr", _fake_data_ptr),
             (FakeTensor, "__format__", _format_fake),
+            (fake_tensor.log, "disabled", True),  # of an op that fails it prints its own stack: the caller says where
             (torch.distributions.Distribution, "_validate_args", False),  # its parameters would have to show numbers
             *((owner, "isfinite", _fake_isfinite) for owner in (torch, Tensor)),
             *((owner, "all", _fake_all) for owner in (torch, Tensor)),
