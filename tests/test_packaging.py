@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -135,6 +137,23 @@ def test_constraints_with_hashes_are_those_without_and_name_every_library_that_a
     assert "://" not in text, "any index serves these files"
     project = _needed(ROOT / "pyproject.toml")
     assert not {name for name in project if name not in hashed}, "run: make hashes"
+
+
+def test_every_pin_is_for_the_oldest_python_or_says_that_it_is_not() -> None:
+    """So that set-up works there too: a pin that this Python takes may exclude an older one."""
+    pins = re.findall(r"^([\w.-]+)==([^\s;]+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    declared = re.search(r'^requires-python = ">=3\.(\d+)"$', project, re.MULTILINE)
+    assert declared is not None
+    too_new = []
+    for library, version in pins:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            needs = " ".join(importlib.metadata.metadata(library).get_all("Requires-Python") or ())
+            least = re.search(r">=?\s*3\.(\d+)", needs)
+            if least is not None and int(least[1]) > int(declared[1]):
+                too_new.append(f"{library}=={version} needs Python {needs}: give an older Python a pin of its own")
+    assert len(pins) > 100
+    assert not too_new
 
 
 def _needed(path: Path) -> set[str]:
