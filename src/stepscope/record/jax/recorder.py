@@ -8,6 +8,7 @@ costs is the overlap of the training's Python with the device's work.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from numbers import Number
@@ -198,7 +199,9 @@ class JaxRecorder:
         window, self._window = self._window, None
         assert window is not None
         assert self._writer is not None
-        trace = read_trace(profiler.traced_lines(window.stop()))
+        with warnings.catch_warnings():  # where they are errors, one within jaxlib ends the process (Python 3.13)
+            warnings.simplefilter("ignore")
+            trace = read_trace(profiler.traced_lines(window.stop()))
         self._windows += 1
         self._most = max(self._most, trace.events)
         spans, self._spans = self._spans, []
