@@ -56,7 +56,7 @@ def test_an_option_of_ours_behind_the_script_is_passed_on_and_said(
 ) -> None:
     context = parser.make_context("run", ["train.py", "--threads", "1"])
     assert context.params["arguments"] == ["--threads", "1"]
-    assert "--threads of train.py: options of stepscope go before the script" in capsys.readouterr().err
+    assert "--threads goes to train.py; an option of stepscope goes before the script" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,13 @@ from stepscope.analysis.projection import project_level, project_sum
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.tracks import step_time_level_changes
 from stepscope.api.requests import ForecastRequest
+from stepscope.api.run_reports import forecast_of
 from stepscope.arrays import Flags, Floats
 from stepscope.cli import _forecast_watch
 from stepscope.cli import forecast as cli
 from stepscope.cli._forecast_watch import measured_totals
 from stepscope.errors import RunError, UsageError
+from stepscope.units import percent
 
 
 def _quiet(steps: int, seed: int, spread: float = 0.01, likeness: float = 0.5) -> Floats:
@@ -249,7 +251,9 @@ def test_the_share_of_a_battery_is_at_least_what_the_processor_took_where_no_mor
     assert battery.value == pytest.approx(0.1, rel=1e-3)
     assert battery.high is None
     assert "not that of the whole device" in str(battery.note)
-    assert "battery at least 10.0 %, the processor" in shown(said)
+    assert battery.low is not None
+    assert battery.low < 0.0995  # the bound is the low end of the CI, not its middle
+    assert f"battery at least {percent(battery.low)}, the processor" in shown(said)
 
 
 @pytest.mark.parametrize(("model", "half"), [("cpu=2W..12W", None), ("cpu=2W..12W+-10%", 0.1)])
@@ -271,7 +275,10 @@ def test_a_power_model_of_the_run_gives_estimated_energy_with_the_cis_of_the_mod
         assert energy.low == pytest.approx(energy.value * (1 - half), rel=0.02)
     assert any("estimated by the power model" in note for note in said.notes)
     assert "--power-model" not in " ".join(said.notes)
-    assert "battery at least 10" in shown(said)
+    assert battery.value is not None
+    bound = battery.value if battery.low is None else battery.low
+    assert f"battery at least {percent(bound)}" in shown(said)
+    assert "- battery: of 3.11" in shown(said)
     assert "cpu, estimated by the power model" in shown(said)
     assert [total.metric for total in measured_totals(run.path)] == ["time", "estimated_energy"]
 
@@ -440,3 +447,12 @@ def test_a_long_training_is_followed_at_ever_rarer_blocks_and_to_its_last(
     assert len(updates) < 40
     assert updates[-1] == ended_at - 1
     assert updates == sorted(set(updates))
+
+
+def test_a_forecast_from_steps_that_waited_for_a_core_states_it(tmp_path: Path) -> None:
+    busy = Run(fabricate_run(tmp_path / "busy", steps=40, cores=(Core(0.99), Core(0.99)), process_cores=0.2))
+    quiet = Run(fabricate_run(tmp_path / "quiet", steps=40))
+    notes = [forecast_of(run, ForecastRequest("last", steps=1000)).notes for run in (busy, quiet)]
+    assert [any("measured while CPU-starved (background load)" in note for note in part) for part in notes] == [
+        True, False,
+    ]  # fmt: skip

@@ -33,6 +33,24 @@ def test_a_core_that_is_busy_a_known_share_of_the_time_has_that_utilisation(
     assert measured(run, "process_cpu_utilisation", "process")["value"] == pytest.approx(2.1, abs=0.05)
 
 
+def test_the_utilisation_of_all_cores_is_the_mean_of_theirs_where_ticks_come_late_and_together(tmp_path: Path) -> None:
+    t_ns = np.arange(-10, 800) * 2_000_000
+    counted = np.concatenate([[0.0], np.cumsum(2e6 * np.where(t_ns[:-1] % 60_000_000 < 30_000_000, 0.5, 1.5))])
+    about = {"unit": "ns", "kind": "counter", "sensor": "stat", "refresh_ns": 10_000_000, "source": "synthetic"}
+    sampled = tuple(
+        Sampled({"id": f"busy{core}", "quantity": "core_busy_time", "scope": f"core:{core}", **about}, t_ns, counted)
+        for core in range(2)
+    )
+    path = fabricate_run(tmp_path, steps=80, sampled=sampled)
+    content = json.loads((path / "channels.json").read_text())
+    content["channels"] = [channel for channel in content["channels"] if channel["sensor"] == "stat"]
+    (path / "channels.json").write_text(json.dumps(content))
+    run = Run(path)
+    own = [measured(run, "core_utilisation", f"core:{core}")["value"] for core in range(2)]
+    assert own == pytest.approx([1.0, 1.0], abs=0.03)
+    assert measured(run, "mean_cpu_utilisation", "cpu")["value"] == pytest.approx(sum(own) / 2)
+
+
 def test_cpu_utilisation_is_that_of_the_steps_and_not_of_the_pauses_between_them(tmp_path: Path) -> None:
     """Ten steps of 16 ms in turn with 160 ms of evaluation by another process, of which the training only waits."""
     t_ns = np.arange(-10, 800) * 2_000_000

@@ -19,6 +19,7 @@ from stepscope.cli.figure import figure as figure_command
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
 from stepscope.report import figures, sections
 from stepscope.report.charts import sensors, steps
+from stepscope.report.charts.comparison import tuning_charts
 from stepscope.report.charts.style import draw_svg, vega_lite
 from stepscope.report.multi_run_figures import FIGURES
 from stepscope.report.page.parts import Anatomy, Figure, Icicle, Layer, walk_parts
@@ -209,3 +210,14 @@ def test_the_distribution_of_twenty_thousand_steps_is_a_line_of_no_more_than_a_t
     assert 900 <= len(rows) <= 1_001
     assert rows[0]["share"] == 0
     assert rows[-1]["share"] == pytest.approx(0.99, abs=1e-3)
+
+
+def test_a_change_many_times_slower_is_written_at_the_edge_of_the_axis_and_not_drawn_on_it() -> None:
+    rows = pl.DataFrame(
+        {"change": ["bf16", "threads=2"], "gain": [-2.0, -2990.0], "low": [-9.0, -3970.0], "high": [4.0, -2250.0]}
+    )
+    chart, _ = tuning_charts({"gains": rows.with_columns(kind=pl.lit("no certain gain"))})["gains"]
+    spec = vega_lite(chart(900))
+    drawn = {layer["mark"]["type"]: spec["datasets"][layer["data"]["name"]] for layer in spec["layer"]}
+    assert [row["change"] for row in drawn["point"]] == ["bf16"]
+    assert [(row["change"], row["text"]) for row in drawn["text"]] == [("threads=2", "◀ -2,990 %")]

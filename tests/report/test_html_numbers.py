@@ -21,7 +21,7 @@ from stepscope.analysis.summary import module_quantities, resolution_sentences, 
 from stepscope.analysis.time.tracks import drift, step_lanes, step_tracks
 from stepscope.report import html
 from stepscope.report.page.parts import Anatomy
-from stepscope.report.sections import anatomy
+from stepscope.report.sections import anatomy, power
 from stepscope.units import amount, count, milliseconds, number, percent, si
 
 _NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
@@ -190,3 +190,26 @@ def test_a_row_of_rails_holds_none_that_lies_inside_another_of_it(tmp_path: Path
     inner = rows["rails inside package-0"]
     assert [layer["name"] for layer in inner["layers"]] == ["core", "uncore"]
     assert inner["top"] < rows["package-0"]["top"]
+
+
+def test_many_rails_read_together_are_one_row_with_the_smaller_ones_as_one_layer(tmp_path: Path) -> None:
+    t_ns = times(100, period_ms=2.0)
+    rails = [rapl(f"rail{number}", 20.0 / 2**number, t_ns, rail=f"rail{number}") for number in range(9)]
+    (part,) = anatomy.build(powered(tmp_path, *rails, steps=100, ops=STEP, residual_us=1000)).parts
+    assert isinstance(part, Anatomy)
+    rows = {row["label"]: row for row in part.data["tracks"] if row["track"] == "power"}
+    assert list(rows) == ["rail0", "other rails"]
+    layers = rows["other rails"]["layers"]
+    assert [layer["name"] for layer in layers] == ["rail1", "rail2", "rail3", "rail4", "rail5", "3 smaller rails"]
+    assert layers[-1]["values"] == pytest.approx([20 / 64 + 20 / 128 + 20 / 256] * len(layers[-1]["values"]), rel=1e-3)
+
+
+def test_power_over_time_is_that_of_the_rails_which_make_the_total(tmp_path: Path) -> None:
+    t_ns = times(100, period_ms=2.0)
+    domains = [rapl(name, watts, t_ns, rail=name) for name, watts in (("dram", 1.0), ("package-0", 12.0))]
+    cpu = {"cpu": "Intel(R) Core(TM) i5-13500"}
+    run = powered(tmp_path, *domains, steps=100, ops=STEP, residual_us=1000, device=cpu)
+    assert {line.name for line in run.rails.total or ()} == {"dram", "package-0"}
+    windows = power._whole_device(run, run.power_timeline(int(run.steps["t0_ns"][0]), int(run.steps["t1_ns"][-1])))
+    assert windows["rail"].n_unique() == 1
+    assert windows["watts"].drop_nulls().to_list() == pytest.approx([13.0] * windows["watts"].count(), rel=1e-3)

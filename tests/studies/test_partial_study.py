@@ -19,6 +19,7 @@ from stepscope.experiments.partial import PartialTraining as Partial
 from stepscope.experiments.partial.study import (
     PartialSetting,
     SettingOutcome,
+    _answer,
     maybe_unbeaten,
     pareto_front,
     partial_plan,
@@ -112,6 +113,12 @@ def test_the_preset_is_compared_with_the_known_points(tmp_path: Path) -> None:
     assert set(_column(known.rows, -1)) == {"all", "filters 20 %", "filters 60 %", "cumulative 20 %", "cumulative 60 %"}
     assert _column(known.rows, -1)["cumulative 60 %"] == "differ"
     assert known.rows[0][4:6] == (86.1, 87.5)
+
+
+def test_an_answer_claims_no_more_than_what_was_compared() -> None:
+    alone, other = (replace(_outcome(way, 60, 2, 0), accuracy=Estimate(60.0)) for way in ("last", "bias"))
+    assert _answer([alone]) == "last gives 60 % in 2 s; nothing else was measured to compare it with (--ways)."
+    assert "For its time unbeaten: last (60.0 %), bias (60.0 %) by one seed." in _answer([alone, other])
 
 
 def test_all_of_the_filters_is_the_same_training_as_all() -> None:

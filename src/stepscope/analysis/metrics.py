@@ -129,7 +129,7 @@ def mean_cpu_utilisation(run: RunReader) -> list[Measured]:
     if not cores or len({len(busy.rates) for _, busy in cores}) > 1:
         return []
     series, busy = cores[0]
-    mean = Windows(busy.edges_ns, np.clip(np.mean([busy.rates for _, busy in cores], axis=0), 0, 1))
+    mean = Windows(busy.edges_ns, np.mean([busy.rates for _, busy in cores], axis=0))
     return [_mean_of_windows("mean_cpu_utilisation", "cpu", "1", mean, series, 1.0)]
 
 

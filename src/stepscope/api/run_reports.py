@@ -12,17 +12,20 @@ import secrets
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import stepscope
 from stepscope.analysis import forecast as extrapolated
+from stepscope.analysis.bottleneck.causes import SYSTEM
 from stepscope.analysis.compare import Comparison
 from stepscope.analysis.compare.regression_check import Check
 from stepscope.analysis.energy import learned_power
 from stepscope.analysis.energy.alignment import align_meter_to_run
 from stepscope.analysis.results import Findings
 from stepscope.analysis.run import open_run
+from stepscope.analysis.verdict import TITLES
 from stepscope.api.requests import DoctorRequest, ForecastRequest
 from stepscope.errors import UnknownName, UsageError
 from stepscope.fault_isolation import wrap_analysis_faults
@@ -186,8 +189,13 @@ def forecast(
 
 
 def forecast_of(run: Run, request: ForecastRequest) -> Forecast:
-    """The forecast that a request asks of a run."""
-    return extrapolated.forecast(run, requested_steps(run, request), request.battery, request.carbon)
+    """The forecast that a request asks of a run, with a note where the machine held its steps up."""
+    prediction = extrapolated.forecast(run, requested_steps(run, request), request.battery, request.carbon)
+    first = next(iter(run.verdict().causes), None)
+    if first is None or first.bound not in SYSTEM:
+        return prediction
+    held_up = f"measured while {TITLES[first.bound]} ({first.name}): without that, the training takes less time"
+    return replace(prediction, notes=(*prediction.notes, held_up))
 
 
 def requested_steps(run: Run, request: ForecastRequest) -> int:

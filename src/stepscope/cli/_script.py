@@ -20,6 +20,8 @@ from stepscope.part_names import has_steps
 from stepscope.request import is_function, parameters
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from stepscope.record.settings import Settings
     from stepscope.runfolder import RunReader
 
@@ -226,7 +228,13 @@ def report_run(
             print_to_stderr(complaint)
     _report_safely(path, quiet, of_a_script)
     if html:
-        _page(path, to_stderr=of_a_script or as_json)
+        from rich.console import Console
+
+        from stepscope.analysis.run import Run
+        from stepscope.report.html import write
+
+        console = Console(stderr=of_a_script or as_json)
+        console.print(f"page: {write(Run(path), path / 'report.html')}", soft_wrap=True)
 
 
 def _report_safely(path: Path, quiet: bool, of_a_script: bool) -> None:
@@ -264,16 +272,25 @@ def print_to_stderr(text: str) -> None:
 
 def _print_and_write_summary(path: Path, quiet: bool, of_a_script: bool) -> None:
     """Show the report, unless quiet, and write the summary: with what takes 0.4 s of CPU time to import."""
-    from rich.console import Console
-
     from stepscope.analysis.run import Run
     from stepscope.analysis.summary import write_summary
     from stepscope.report.first_screen import render
 
     run = Run(path)
     if not quiet:
-        Console(highlight=False, stderr=of_a_script).print(render(run))
+        print_after_status(render(run), of_a_script)
     write_summary(run, of_operators=False)  # the fits of the sensors can take longer than the training did
+
+
+def print_after_status(report: RenderableType, to_stderr: bool = False) -> None:
+    """Print a report once all of it is drawn; until then a terminal at stderr shows what is being done."""
+    from rich.console import Console
+
+    console = Console(highlight=False, stderr=to_stderr)
+    waiting = Console(stderr=True).status("reading the run (energy by operator can take minutes, once)")
+    with waiting, console.capture() as drawn:
+        console.print(report)
+    console.file.write(drawn.get())
 
 
 def _without_steps(run: RunReader) -> str:
@@ -286,12 +303,3 @@ def _without_steps(run: RunReader) -> str:
     return (
         f"stepscope: no training step was seen (a step is a call of optimizer.step()), so nothing was measured: {why}"
     )
-
-
-def _page(path: Path, to_stderr: bool) -> None:
-    from rich.console import Console
-
-    from stepscope.analysis.run import Run
-    from stepscope.report.html import write
-
-    Console(stderr=to_stderr).print(f"page: {write(Run(path), path / 'report.html')}", soft_wrap=True)

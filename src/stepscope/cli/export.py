@@ -27,10 +27,11 @@ export = with_privacy_options(make_command(ExportRequest, _export, "export"))
 
 
 def _announcement(plan: ExportPlan) -> str:
-    from stepscope.units import bytes_
+    from stepscope.units import bytes_, plural
 
     part = plan.part
-    counts = f"{part.op_count:,} op calls, {part.sample_count:,} readings, {len(part.steps):,} steps"
+    counted = ((part.op_count, "op call"), (part.sample_count, "reading"), (len(part.steps), "step"))
+    counts = ", ".join(plural(count, noun) for count, noun in counted)
     return f"{plan.kind.TITLE}: {counts}, about {bytes_(plan.kind.estimate(part))} to {plan.target}"
 
 

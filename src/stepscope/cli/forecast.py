@@ -151,14 +151,17 @@ def _print_forecast(console: Console, forecast: Forecast) -> None:
     from stepscope.units import plural
 
     console.print(f"{plural(forecast.steps, 'step')}, predicted from {plural(forecast.measured_steps, 'measured one')}")
+    names_by_note: dict[str, list[str]] = {}
     for total in forecast.totals:
         has_value = total.value is not None
         of = f", {total.scope}" if has_value and total.metric.endswith(("energy", "battery", "carbon")) else ""
         kind = "simulated " if total.metric.startswith("simulated_") else ""
         name = total.metric.removeprefix("simulated_").removeprefix("estimated_")
         console.print(labelled(name, f"{kind}{_amount_text(total)}{of}" if has_value else f"{total.note}"))
-    for how in dict.fromkeys(total.note for total in forecast.totals if total.note and total.value is not None):
-        console.print(f"- predicted: {how}", style="dim")
+        if has_value and total.note:
+            names_by_note.setdefault(total.note, []).append(name)
+    for note, names in names_by_note.items():
+        console.print(f"- {', '.join(names)}: {note}", style="dim")
     for note in (*forecast.notes, *([forecast.condition] if forecast.condition else [])):
         console.print(f"- {note}", style="dim", markup=False)
 
@@ -169,4 +172,6 @@ def _amount_text(total: Measured) -> str:
 
     scale, unit = (J_PER_WH, "Wh") if total.unit == "J" and (total.value or 0) >= J_PER_WH else (1.0, total.unit)
     value, low, high = (None if end is None else end / scale for end in (total.value, total.low, total.high))
-    return f"{'at least ' if AT_LEAST in (total.note or '') else ''}{estimate(value, low, high, unit)}"
+    if AT_LEAST in (total.note or ""):
+        return f"at least {estimate(value if low is None else low, None, None, unit)}"
+    return estimate(value, low, high, unit)

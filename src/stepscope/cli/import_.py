@@ -49,8 +49,8 @@ def _print_summary(request: ImportRequest, path: Path, as_json: bool) -> None:
         counts = {"steps": len(run.steps), "op_calls": run.meta["recorder"]["rows"], "channels": len(run.channels)}
         print_json({"run": path, "kind": stated["kind"], **counts, "lacks": stated["lacks"]})
         return
-    steps = f"{len(run.steps):,} steps, {run.meta['recorder']['rows']:,} op calls, {len(run.channels)} channels"
-    typer.echo(f"{stated['kind']}: {steps}", err=True)
+    counted = ((len(run.steps), "step"), (run.meta["recorder"]["rows"], "op call"), (len(run.channels), "channel"))
+    typer.echo(f"{stated['kind']}: {', '.join(plural(count, noun) for count, noun in counted)}", err=True)
     for lack in stated["lacks"]:
         typer.echo(f"not in the file: {lack['what']}: {lack['why']}", err=True)
     typer.echo(path)

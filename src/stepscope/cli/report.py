@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.cli._options import check_page_options, print_json, show_page, with_privacy_options
+from stepscope.cli._script import print_after_status
 from stepscope.fault_isolation import result_or_failed_part
 from stepscope.run_paths import NEWEST
 
@@ -44,7 +45,9 @@ def report(
     elif as_json:
         print_metrics(opened, verbose)
     else:
-        _print_screen(opened, verbose)
+        from stepscope.report import first_screen, terminal_report
+
+        print_after_status((terminal_report if verbose else first_screen).render(opened))
     if attribution == "fit":
         _write_missing_summary(opened, html or as_json or verbose)
 
@@ -57,17 +60,6 @@ def _write_missing_summary(run: Run, of_operators: bool) -> None:
         return
     with suppress(OSError):  # a folder that is only read from is shown all the same
         result_or_failed_part(lambda: write_summary(run, of_operators))
-
-
-def _print_screen(run: Run, verbose: bool) -> None:
-    from rich.console import Console
-
-    from stepscope.report import first_screen, terminal_report
-
-    console = Console(highlight=False)
-    with Console(stderr=True).status("reading the run"), console.capture() as drawn:  # where stderr is a terminal
-        console.print(terminal_report.render(run) if verbose else first_screen.render(run))
-    console.file.write(drawn.get())
 
 
 def print_metrics(run: Run, verbose: bool = False) -> None:

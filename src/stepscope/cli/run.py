@@ -63,7 +63,8 @@ class PARSER(TyperCommand):
             return args
         ours = [word for word in arguments if word.partition("=")[0] in takes_value]
         if ours and not {"-q", "--quiet"}.intersection(args[:place]):
-            print_to_stderr(f"{', '.join(ours)} of {args[place]}: options of stepscope go before the script")
+            go = "goes" if len(ours) == 1 else "go"
+            print_to_stderr(f"{', '.join(ours)} {go} to {args[place]}; an option of stepscope goes before the script")
         return [*args[: place + 1], "--", *arguments]
 
 

@@ -86,17 +86,11 @@ def side_legend(comparison: Comparison) -> list[tuple[str, str, str]]:
         facts_of = (
             [about["workload"], batch, *facts] if single else [plural(len(comparison.settings), "shared setting")]
         )
-        facts_of.append(_machine(comparison, side))
+        run = comparison.settings[0].sides[side][0]
+        facts_of += [machine_name(run), simulated_badge(run.simulated)]
         facts_of.append(plural(len(group.runs), "run") if len(group.runs) > 1 else None)
         rows.append((side_letter(side), group.name, " · ".join(str(fact) for fact in facts_of if fact)))
     return rows
-
-
-def _machine(comparison: Comparison, side: int) -> str | None:
-    """The machine that trained; simulated sensors are named as such, never as the machine."""
-    run = comparison.settings[0].sides[side][0]
-    named = [machine_name(run), simulated_badge(run.simulated)]
-    return " · ".join(name for name in named if name) or None
 
 
 def quantity_rows(comparison: Comparison, setting: int = 0) -> Iterator[QuantityRow]:
@@ -204,7 +198,9 @@ def render(
             listed = top or (_PARTS_VERBOSE if verbose else _PARTS)
             ways = by or (("module", "kind") if verbose else ("module",))
             parts += _explanation_tables(comparison, ways, listed, whats, verbose)
-    parts += _terminal_overall_ratios(comparison)
+    if len(comparison.settings) > 1:
+        heading = f"over {len(comparison.settings)} settings"
+        parts += [Text(""), SplitTable(overall_table(comparison), heading, "report", leading=2)]
     parts += [Text(f"- {note}", style="dim", overflow="fold") for note in comparison.notes]
     if not verbose:
         parts.append(Text("MORE  the same command with -v, or with --html for the page", style="dim"))
@@ -446,20 +442,16 @@ def overall_table(comparison: Comparison) -> Table:
         Column("Quantity", False, of=lambda row: row[0], names=True),
         Column("", False, of=lambda row: side_letter(row[1])),
         Column(f"/ {side_letter(0)}", of=lambda row: Cell(number(row[2].value, 4), row[2].value)),
-        Column("95 % CI", of=lambda row: Cell(_ratio_interval_text(row[2].low, row[2].high), row[2].low)),
+        Column(
+            "95 % CI",
+            of=lambda row: Cell(
+                NOT_MEASURED if None in (row[2].low, row[2].high) else f"[{number(row[2].low)}, {number(row[2].high)}]",
+                row[2].low,
+            ),
+        ),
     )
     caption = "Geometric mean over the settings."
     return Table.from_rows("over all settings", columns, comparison.overall_ratios(), caption, first_rows=40)
-
-
-def _ratio_interval_text(low: float | None, high: float | None) -> str:
-    return NOT_MEASURED if low is None or high is None else f"[{number(low)}, {number(high)}]"
-
-
-def _terminal_overall_ratios(comparison: Comparison) -> Iterator[RenderableType]:
-    if len(comparison.settings) > 1:
-        heading = f"over {len(comparison.settings)} settings"
-        yield from (Text(""), SplitTable(overall_table(comparison), heading, "report", leading=2))
 
 
 _OUTCOME_STYLES = {REGRESSION: "bold red", NONE: "bold green", UNSURE: "bold yellow"}
@@ -494,6 +486,7 @@ def _check_table(check: Check) -> Table:
             of=lambda row: (
                 (find_quantity(row.metric).title if row.metric else capitalize_first(row.what)) + row.of_component
             ),
+            fold=True,
         ),
         *(Column(side, of=partial(_side_value_text, side=side)) for side in ("baseline", "run")),
         Column("change", of=lambda row: _growth_percent(row.ratio)),

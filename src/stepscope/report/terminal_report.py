@@ -279,7 +279,11 @@ def memory_at_peak(peak: Peak | None, reserved: dict[str, int]) -> list[Renderab
     lines = [
         f"{bytes_(peak.bytes)} of live tensors at the peak{_peak_site(peak)}",
         *([COMPUTED] if peak.computed else []),
-        ", ".join(_category(row) for row in peak.categories.iter_rows() if row[2] >= _SMALL),
+        ", ".join(
+            f"{category_label(name)} {bytes_(size)} ({percent(share, 0)})"
+            for name, size, share in peak.categories.iter_rows()
+            if share >= _SMALL
+        ),
         "largest: " + ", ".join(_tensor(row) for row in peak.tensors.head(_MOST_TENSORS).iter_rows(named=True)),
     ]
     if peak.device in reserved:
@@ -304,11 +308,6 @@ def allocation_site(op: str | None, module: str | None) -> str:
 def _peak_site(peak: Peak) -> str:
     phase = f", in {peak.phase}" if peak.phase and peak.phase != "other" else ""
     return f"{phase}: {allocation_site(peak.op, peak.module)} reached it" if peak.op else ""
-
-
-def _category(row: tuple[str, int, float]) -> str:
-    name, size, share = row
-    return f"{category_label(name)} {bytes_(size)} ({percent(share, 0)})"
 
 
 def _tensor(row: dict[str, object]) -> str:

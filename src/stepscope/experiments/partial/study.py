@@ -141,6 +141,10 @@ def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], reques
 
 def _answer(outcomes: Sequence[SettingOutcome]) -> str:
     """Return what all of it gives, and the parts that nothing beats in time or memory."""
+    if len(outcomes) == 1:
+        (alone,) = outcomes
+        gives = f"{alone.setting.name} gives {estimate(*alone.accuracy.row, '%')} in {alone.time_s.value:.3g} s"
+        return f"{gives}; nothing else was measured to compare it with (--ways)."
     whole = next((outcome for outcome in outcomes if outcome.setting.way == "all"), None)
     sentences = (
         []
@@ -151,8 +155,9 @@ def _answer(outcomes: Sequence[SettingOutcome]) -> str:
         names = [outcome for outcome in outcomes if outcome.setting.name in pareto_front(outcomes, cost)]
         if names:
             listed = ", ".join(f"{name.setting.name} ({name.accuracy.value:.1f} %)" for name in names)
-            unsure = maybe_unbeaten(outcomes, cost) if names[0].accuracy.low is not None else []
-            others = f"; by the intervals perhaps also {', '.join(unsure)}" if unsure else ""
+            of_one_seed = names[0].accuracy.low is None
+            unsure = [] if of_one_seed else maybe_unbeaten(outcomes, cost)
+            others = f"; by the intervals perhaps also {', '.join(unsure)}" if unsure else " by one seed" * of_one_seed
             sentences.append(f"For its {word} unbeaten: {listed}{others}.")
     return " ".join(sentences)
 

@@ -22,6 +22,7 @@ from stepscope.report.charts.style import (
     panel_title,
     plot_width,
 )
+from stepscope.units import number
 
 _SIDE_COLOURS = [LIGHT[name] for name in ("forward", "backward", "optimizer", "data", "accent", "warn", "muted",
                                      "held-parameter", "held-saved")]  # fmt: skip
@@ -320,6 +321,7 @@ _PARTIAL_FIGURES: DrawnFigures = {
 
 
 _CHANGE_ROW, _CHANGE_WIDTH = 22, 190
+_LEAST_GAIN = -60.0  # %, where the axis begins at the latest
 _GAIN_COLOURS = {"helps": "optimizer", "checked at the end": "forward", "no certain gain": "other"}
 
 
@@ -334,13 +336,18 @@ def _forest(rows: pl.DataFrame, width: int) -> Any:
     order, kinds = rows["change"].to_list(), list(_GAIN_COLOURS)
     colours = alt.Scale(domain=kinds, range=[LIGHT[_GAIN_COLOURS[kind]] for kind in kinds])
     y = alt.Y("change:N", sort=order, axis=axis("", grid=False, labelLimit=_CHANGE_WIDTH, minExtent=_CHANGE_WIDTH))
-    # A change that is many times slower would leave no room for the others.
+    # A change that is many times slower would leave no room for the others: its gain stands at the edge, as text.
     lows, highs = ([*rows[column].drop_nulls(), *rows["gain"].drop_nulls()] for column in ("low", "high"))
-    scale = alt.Scale(domain=[max(-60.0, min([-5.0, *lows])), min(100.0, max([5.0, *highs]))], clamp=True)
+    scale = alt.Scale(domain=[max(_LEAST_GAIN, min([-5.0, *lows])), min(100.0, max([5.0, *highs]))], clamp=True)
     x = axis("gain, %", format=".0f")
     colour = alt.Color("kind:N", scale=colours)
-    points = alt.Chart(rows).mark_point(filled=True, size=70).encode(
+    points = alt.Chart(rows.filter(pl.col("gain") >= _LEAST_GAIN)).mark_point(filled=True, size=70).encode(
         x=alt.X("gain:Q", scale=scale, axis=x), y=y, color=colour
+    )  # fmt: skip
+    slow = rows.filter(pl.col("gain") < _LEAST_GAIN)
+    slow = slow.with_columns(text=pl.Series([f"◀ {number(gain)} %" for gain in slow["gain"]], dtype=pl.String))
+    texts = alt.Chart(slow).mark_text(align="left", dx=4, color=LIGHT["ink"]).encode(
+        x=alt.X("gain:Q", scale=scale, axis=x), y=y, text="text:N"
     )  # fmt: skip
     rules = alt.Chart(rows).mark_rule(strokeWidth=2).encode(
         x=alt.X("low:Q", scale=scale, axis=x), x2="high:Q", y=y, color=colour
@@ -350,7 +357,7 @@ def _forest(rows: pl.DataFrame, width: int) -> Any:
         .mark_rule(color=LIGHT["ink"])
         .encode(x=alt.X("at:Q", scale=scale, axis=x))
     )
-    return alt.layer(zero, rules, points).properties(
+    return alt.layer(zero, rules, points, texts).properties(
         width=plot_width(width, _CHANGE_WIDTH + 40), height=_CHANGE_ROW * len(rows)
     )
 

@@ -272,9 +272,9 @@ def write_export(plan: ExportPlan) -> Path:
         with atomic_write(plan.target) as unfinished:
             plan.kind.write(plan.part, unfinished)
     except OSError as error:
+        more = "make its folder" if isinstance(error, FileNotFoundError) else "export fewer --steps"
         raise OutputNotWritable(
-            f"cannot write '{plan.target}': {error.strerror or error}",
-            "choose another place with --out, or fewer --steps",
+            f"cannot write '{plan.target}': {error.strerror or error}", f"{more}, or choose another place with --out"
         ) from error
     return plan.target
 

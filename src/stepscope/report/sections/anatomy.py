@@ -141,7 +141,7 @@ def _track_rows(
 def _rail_stacks(power: pl.DataFrame, inside: Mapping[str, str | None]) -> Iterator[tuple[list[str], dict[str, Any]]]:
     """Yield the rails beside the largest that lie in the same one, where they were read together, and their row.
 
-    inside: the rail that contains each. A rail and what lies inside it are never added.
+    Of many, the smaller ones are one layer. inside: the rail that contains each; the two are never added.
     """
     grouped = power.group_by(["name", "kind"], maintain_order=True)
     frames = [(str(rail), str(kind), frame) for (rail, kind), frame in grouped]
@@ -151,9 +151,15 @@ def _rail_stacks(power: pl.DataFrame, inside: Mapping[str, str | None]) -> Itera
         siblings.setdefault((inside.get(rail), kind), []).append((rail, frame))
     for (parent, kind), rails in siblings.items():
         spans = {(tuple(frame["start_ns"]), tuple(frame["end_ns"])) for _, frame in rails}
-        if not 1 < len(rails) <= _MOST_STACKED or len(spans) != 1:
+        if len(rails) < 2 or len(spans) != 1:
             continue
-        named = [(rail.replace(":", " "), f"rail-{number}", frame) for number, (rail, frame) in enumerate(rails, 1)]
+        many = len(rails) > _MOST_STACKED
+        drawn = rails[: _MOST_STACKED - 1] if many else rails
+        if many:
+            smaller = rails[_MOST_STACKED - 1 :]
+            _, their_sum = _stack_layers((rail, "", frame) for rail, frame in smaller)
+            drawn = [*drawn, (f"{len(smaller)} smaller rails", smaller[0][1].with_columns(value=their_sum))]
+        named = [(rail.replace(":", " "), f"rail-{number}", frame) for number, (rail, frame) in enumerate(drawn, 1)]
         layers, whole = _stack_layers(named)
         what = "other rails" if parent in (None, frames[0][0]) else f"rails inside {parent.replace(':', ' ')}"
         label = f"{what}{'' if kind == 'measured' else f' ({kind})'}"

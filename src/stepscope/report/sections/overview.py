@@ -165,15 +165,12 @@ def _key_figures(run: Run) -> Iterator[KeyFigure]:
         definition = find_quantity(metric, rows["unit"][0])
         for row in rows.head(len(rows) if definition.plain else int(definition.headline)).iter_rows(named=True):
             of = "" if row["scope"] in _WHOLE else _SAID.get(row["scope"], f", {row['scope'].replace(':', ' ')}")
-            yield _key_figure(row, f"{definition.label}{of}", definition.shown_unit)
+            unit = definition.shown_unit
+            ends = interval_of_value(row["value"], row["low"], row["high"], unit)
+            yield KeyFigure(f"{definition.label}{of}", amount(row["value"], unit), ends, row["note"] or "")
     accuracy = (run.meta.get("result") or {}).get("accuracy")
     if isinstance(accuracy, int | float):
         yield KeyFigure("Accuracy on test data", percent(accuracy), note=_data(run))
-
-
-def _key_figure(row: dict[str, Any], label: str, unit: str) -> KeyFigure:
-    ends = interval_of_value(row["value"], row["low"], row["high"], unit)
-    return KeyFigure(label, amount(row["value"], unit), ends, row["note"] or "")
 
 
 def _data(run: Run) -> str:

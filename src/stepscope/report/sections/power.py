@@ -90,13 +90,14 @@ def _rails(rails: pl.DataFrame) -> list[Part]:
 
 
 def _timeline(run: Run, most: int = _MOST_RAILS) -> list[Part]:
-    """Power over time, a row a rail; the one of the whole device alone where only one is wanted."""
+    """Power over time, a row a rail; of the whole device alone where only one is wanted."""
     steps = run.steps
     start, end = int(steps["t0_ns"][0]), int(steps["t1_ns"][-1])
     windows = run.power_timeline(start, end)
-    drawn = windows["rail"].unique(maintain_order=True).to_list()[:_MOST_RAILS]
-    main = str(run.energy_totals()["rail"][0])
-    drawn = [main] if most == 1 and main in drawn else drawn[:most]
+    every = most > 1 or windows["rail"].n_unique() == 1  # the one rail is all of them, and has no second figure
+    if most == 1:
+        windows = _whole_device(run, windows)
+    drawn = windows["rail"].unique(maintain_order=True).to_list()[:most]
     drawn_windows = windows.filter(pl.col("rail").is_in(drawn)).select(
         pl.when("estimated").then(pl.format("{} (estimated)", "rail")).otherwise("rail").alias("rail"),
         "watts",
@@ -110,8 +111,24 @@ def _timeline(run: Run, most: int = _MOST_RAILS) -> list[Part]:
     caption = (
         "Mean power of short windows, warm-up included; a sensor that averages smooths it. Tinted: nothing was read."
     )
-    every = most > 1 or windows["rail"].n_unique() == 1  # the one rail is all of them, and has no second figure
     return [Figure(lambda width: chart.build_power(drawn_windows, width), caption, FIGURES[0 if every else 1])]
+
+
+def _whole_device(run: Run, windows: pl.DataFrame) -> pl.DataFrame:
+    """Power over time of the total: of its one rail, or of the sum of its rails where they were read together.
+
+    Without either, of the rail that took most energy.
+    """
+    parts = windows.filter(pl.col("rail").is_in([line.name for line in run.rails.total or ()]))
+    count = parts["rail"].n_unique()
+    read = pl.col("watts").is_not_null().all()
+    whole = parts.group_by("t0_ns", "t1_ns", maintain_order=True).agg(
+        pl.len(), pl.col("estimated").any(), watts=pl.when(read).then(pl.col("watts").sum())
+    )
+    if count and (whole["len"] == count).all():
+        return whole.with_columns(rail=pl.lit(parts["rail"][0] if count == 1 else run.rails.covers or "total"))
+    energy = run.rail_energy().sort("joules", descending=True, nulls_last=True)
+    return windows.filter(pl.col("rail") == energy["rail"][0])
 
 
 def _hover() -> pl.Expr:
