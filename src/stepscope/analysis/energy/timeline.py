@@ -42,6 +42,11 @@ class Lane:
     t1: Floats
     key: Ints
 
+    @cached_property
+    def has_pauses(self) -> Flags:
+        """Flags of the pieces that end before the next one begins (n,)."""
+        return np.append(self.t1[:-1] != self.t0[1:], np.zeros(min(len(self.t1), 1), dtype=bool))
+
 
 @dataclass(frozen=True)
 class PieceUncertainty:
