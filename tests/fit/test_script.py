@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +242,8 @@ for x, y in DataLoader(Rows({0}), batch_size=32, num_workers=3):
 """
     few, many = (followed(tmp_path, monkeypatch, body.format(count)).loading for count in (2_000, 200_000))
     assert many.copied - few.copied == pytest.approx(3 * 198_000 * (56 + 2 * 24 + 8), rel=0.1)
-    assert many.bytes((7, 80))[1] == 3 * 80 + many.batches[1] + many.copied
+    environment = replace(jobs.MEASURED.environment, worker=(7, 80))
+    assert many.bytes(environment)[1] == 3 * 80 + many.batches[1] + many.copied
 
 
 def test_arrays_that_come_while_it_trains_are_counted_and_rounds_that_were_left_out_told(

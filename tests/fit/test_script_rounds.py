@@ -11,6 +11,7 @@ from tests.fit.test_script import followed
 from tests.fit.test_script_doubts import EVALUATES, LARGE, most
 
 from stepscope.footprint.script_syntax import MatchesToBranches
+from stepscope.footprint.simulator import live_peak
 
 
 @pytest.mark.parametrize(
@@ -137,3 +138,31 @@ def test_a_match_that_is_written_as_branches_does_the_same() -> None:
     exec(compile(tree, "names", "exec"), branches)
     for values in ((1,), (2, 1), (None,), (9, 5), (7, 5), ("x",), ({"k": 3},), (4.5,)):
         assert branches["name_of"](*values) == plain["name_of"](*values)
+
+
+def test_what_rounds_leave_in_cycles_of_references_piles_up_until_python_collects_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+class Output:
+    def __init__(self, value):
+        self.value, self.me = value, self
+for n in range(41):
+    kept = Output(model[0](torch.ones(1000, 100)))
+    kept.value.sum().backward()
+    optimizer.step()
+"""
+    of_a_round = 1000 * 200 * 4  # B of an output, and nothing less of its input
+    watched = followed(tmp_path, monkeypatch, body)
+    assert live_peak(watched.log).high > 20 * of_a_round
+    assert live_peak(watched.log).low < 8 * of_a_round
+    assert any("before Python collects the cycles" in words for words in watched.missed)
+
+
+def test_many_small_tensors_that_rounds_keep_lie_in_the_heap_though_they_are_counted_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "kept = []\nfor n in range(400):\n    update(*data[:8])\n    kept.append(torch.zeros(250_000))\n"
+    live = live_peak(followed(tmp_path, monkeypatch, body).log)
+    assert live.high_in_heap > 390 * 1e6
+    assert live.mapped == 0

@@ -429,7 +429,7 @@ def _note_of_mapped_files(loading: LoaderMemory, answer: FitResult) -> list[str]
     if by != RESIDENT or loading.mapped[1] < _MAPPED:
         return []
     most = bytes_(loading.mapped[1])
-    return [f"it maps files (np.memmap): up to {most} of their pages come on top in RAM, and go before anything is killed"]
+    return [f"it maps files (np.memmap): up to {most} of their pages come on top, and are dropped before a kill"]
 
 
 _ON_A_GPU = "it trains on a GPU: what lies there counts as RAM, and nothing is said of the GPU's own memory"

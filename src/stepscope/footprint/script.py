@@ -187,7 +187,6 @@ class Follower:
 
     def run(self, arguments: Sequence[str]) -> None:
         """Follow it; DryRunStopped where fake tensors cannot, before two updates were made."""
-        mode: Any = FakeMode() if self._fake else contextlib.nullcontext()
         try:
             with (
                 self.memory.measure(), preserve_rng_and_hide_warnings(), preserve_process_state(),
@@ -197,7 +196,7 @@ class Follower:
                 install_for_scripts(self.loops),
                 self._loaders.followed_loaders(), self.memory.split_imports(), self._processes.intercept(),
                 note_compiled_models(self.progress), self._exit.intercept(), keep_random_states(),
-                self._count_updates(), mode, self.log,
+                self._count_updates(), FakeMode() if self._fake else contextlib.nullcontext(), self.log,
                 self.time_limit.interrupt_at_limit(), arrays_of_fakes(self._count_value_read),
                 count_joined_arrays(self.progress),
             ):  # fmt: skip

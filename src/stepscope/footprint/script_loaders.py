@@ -24,7 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDa
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from stepscope.footprint.script_loop_items import batch_sizes, tensors_of
-from stepscope.footprint.script_memory import object_bytes
+from stepscope.footprint.script_objects import object_bytes
 from stepscope.footprint.script_progress import Growth, Progress, temporary_attribute
 from stepscope.footprint.simulator import LoaderMemory
 from stepscope.record.fault_boundary import INSTALLED

@@ -10,9 +10,8 @@ import gc
 import importlib
 import re
 import sys
-import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
+from stepscope.footprint.script_objects import WITHIN, referents
 from stepscope.footprint.script_progress import OWN_OF_AN_OP, Progress, resident_bytes, temporary_attribute
 from stepscope.record.dry.storage_log import StorageLog
-from stepscope.record.fault_boundary import is_foreign
 from stepscope.units import bytes_
 
 _LARGE = 65_536  # B: smaller texts and tensors are not looked at
 _SEVERAL = 3  # arrays of one size that came while it trained may be of a cache, or a replay buffer
 _OWN_GROWTH = 30_000_000  # B that this process grows by until the first update, to follow it; 15 to 18 were measured
-_WITHIN = 2  # containers within containers that hold arrays alone: transitions of a replay buffer in a dictionary
 _GROWN_WHOLE = 30_000_000  # B that they may come to in rounds that were omitted
 _GROWN = 1_000_000  # B of arrays that are worth a word
 _OWN_TRAINING = 250_000_000  # the same where it trains for real
@@ -111,7 +109,10 @@ class ScriptMemory:
         kept_by_omitted = self._progress.arrays_kept
         again -= kept_by_omitted
         grown = max(self.arrays[1], size, most - self._before[0] - self._imported - own)
-        self.arrays = self.arrays[0], grown + kept_by_omitted
+        objects = self._progress.objects_kept
+        self.arrays = self.arrays[0], grown + kept_by_omitted + objects
+        if objects > _GROWN_WHOLE:
+            self._progress.note_missed(f"what omitted rounds add to lists and the like, {bytes_(objects)} at the most")
         if (more > _GROWN or max(again, kept_by_omitted) > _GROWN_WHOLE) and self._progress.omitted_any:
             growth = f"; followed ones made {bytes_(more)}" if more > _GROWN else ""
             limit = f", {bytes_(kept_by_omitted)} at the most" if kept_by_omitted else ""
@@ -188,51 +189,11 @@ def count_joined_arrays(progress: Progress) -> Iterator[None]:
 
 def _tensor_of(array: Any) -> Any:
     """Return the tensor whose memory an array is of (`tensor.numpy()`), or None."""
-    for _ in range(_WITHIN + 2):
+    for _ in range(WITHIN + 2):
         array = getattr(array, "obj", array) if isinstance(array, memoryview) else getattr(array, "base", None)
         if hasattr(array, "tensor"):
             return array.tensor
     return None
-
-
-_DEEP = 12  # objects within objects
-_MANY = 1000  # objects of a container that are looked at, of more than that
-_NOT_OF_DATA = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, Tensor)
-
-
-def object_bytes(data: Any, with_arrays: bool = False) -> int:
-    """Return what Python's objects of a data set take, and those of containers in the script and in its module, B.
-
-    with_arrays: as whoever pickles it takes them, arrays with their numbers too.
-    """
-    homes = [sys.modules.get(name) for name in {"__main__", type(data).__module__}]
-    own = [
-        value
-        for home in homes
-        if home is not None and is_foreign(getattr(home, "__file__", None) or "")
-        for name, value in vars(home).items()
-        if isinstance(value, (list, tuple, dict, set)) and not name.startswith("__")
-    ]
-    return round(_size_of_objects([data, *own], set(), with_arrays))
-
-
-def _size_of_objects(several: Sequence[Any], visited: set[int], with_arrays: bool, deep: int = 0) -> float:
-    looked = several if len(several) <= _MANY else several[:: len(several) // _MANY]
-    size = 0.0
-    for inner in looked:
-        if id(inner) in visited or isinstance(inner, _NOT_OF_DATA):
-            continue
-        visited.add(id(inner))
-        numbers = getattr(inner, "dtype", None) is not None  # an array: of what it holds only objects count
-        size += getattr(inner, "nbytes", 0) * with_arrays if numbers else sys.getsizeof(inner)
-        if deep < _DEEP:
-            within = _objects_of(inner) if numbers else gc.get_referents(inner)
-            size += _size_of_objects(within, visited, with_arrays, deep + 1)
-    return size * len(several) / max(1, len(looked))
-
-
-def _objects_of(array: Any) -> list[Any]:
-    return list(array.reshape(-1)[:: max(1, array.size // _MANY)]) if str(array.dtype) == "object" else []
 
 
 _MAPPING = re.compile(r"^(\w+)-(\w+) ..(.)\S+ \S+ \S+ \d+ +(/.*)$", re.MULTILINE)
@@ -251,17 +212,6 @@ def mapped_files() -> dict[str, int]:
     return dict(sizes)
 
 
-def _referents() -> Iterator[Any]:
-    """Yield what objects of the collector refer to; it does not know those that hold nothing it knows: of arrays."""
-    level = gc.get_referents(*gc.get_objects())
-    for _ in range(_WITHIN):
-        yield from level
-        level = gc.get_referents(
-            *(inner for inner in level if type(inner) in (dict, tuple) and not gc.is_tracked(inner))
-        )
-    yield from level
-
-
 def _sum(sizes: Counter[int]) -> int:
     return sum(size * count for size, count in sizes.items())
 
@@ -276,9 +226,7 @@ def _array_sizes(log: StorageLog) -> Counter[int]:
     sizes: dict[int, int] = {}
     twins: set[int] = set()  # numbers that fake tensors keep
     inner: Any
-    for inner in _referents():
-        if not issubclass(type(inner), kinds):  # isinstance would ask deprecated names for their class
-            continue
+    for inner in referents(kinds):
         if isinstance(inner, (bytes, bytearray)):
             sizes[id(inner)] = len(inner) * (len(inner) >= _LARGE)
         elif isinstance(inner, Tensor):

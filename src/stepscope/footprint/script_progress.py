@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from stepscope.footprint.script_objects import AddedObjects
 from stepscope.record.dry.storage_log import StorageLog
 from stepscope.record.fault_boundary import is_foreign
 from stepscope.units import bytes_
@@ -24,6 +25,7 @@ _MOST_UPDATES = 60
 OWN_OF_AN_OP = 2_000  # B at most that this process grows by to follow an op
 _SEEN = 3  # ends of rounds at which arrays are looked at
 _WORTH = 10_000_000  # B of what rounds make anew that are worth a word
+_FEWER_OBJECTS, _LATER, _WITHOUT_COLLECTION = 2, 20, 1 << 62  # rounds
 _OWN = 30_000_000  # B besides; 0 to 10 MB were seen after the first update
 
 
@@ -45,6 +47,8 @@ class Progress:
         self.missed: list[str] = []
         self.arrays: Callable[[], tuple[int, int]] = lambda: (0, 0)  # of arrays and texts now: bytes and number
         self.arrays_kept = 0  # B at most that rounds keep which were omitted
+        self.kept: dict[tuple[int, int], tuple[int, float]] = {}  # by container: its length, and what it would hold, B
+        self.objects_kept = 0  # B at most of that, of what is kept at once
         self.arrays_of_rounds: dict[int, int] = {}  # the same by how many rounds were followed
 
     @property
@@ -56,6 +60,15 @@ class Progress:
         """Note what was not followed, once."""
         if what not in self.missed:
             self.missed.append(what)
+
+    def keep_objects(self, added: AddedObjects, skipped: int) -> None:
+        """Count what skipped rounds would add to containers as long as these are there: others go with their round."""
+        lengths = added.lengths
+        self.kept = {key: row for key, row in self.kept.items() if lengths.get(key, 0) >= row[0]}
+        for key, size in added.bytes_per_round().items():
+            length, before = self.kept.get(key, (lengths[key], 0.0))
+            self.kept[key] = lengths[key], size * skipped + before * (lengths[key] > length)
+        self.objects_kept = max(self.objects_kept, round(sum(size for _, size in self.kept.values())))
 
     @contextlib.contextmanager
     def allow_extra_updates(self) -> Iterator[None]:
@@ -81,6 +94,7 @@ class Growth:
         self._newest: list[Counter[int]] = []  # sizes of the storages that a round made and left
         self._last: list[_LastRound] = []
         self._work = progress.update_and_eval_counts
+        self._objects = AddedObjects()
         self._arrays: list[tuple[int, int]] = []  # bytes and number at the ends of the first rounds that did any
         self._looks = looks
 
@@ -92,6 +106,7 @@ class Growth:
         if self._looks and self._progress.update_and_eval_counts != self._work and len(self._arrays) < _SEEN:
             self._work = self._progress.update_and_eval_counts
             self._arrays.append(self._progress.arrays())
+            self._objects.look()
         self._newest.append(self._log.sizes_since(self._ends[-1][1]) if self._ends else Counter())
         self._ends.append((self._log.alive_bytes(), len(self._log.storages)))
 
@@ -117,16 +132,20 @@ class Growth:
         self._progress.times = max(self._progress.times, skipped / max(1, len(self._ends)))
         self._note_untracked_growth(skipped)
         self._keep_arrays(skipped)
+        self._progress.keep_objects(self._objects, skipped)
         ends, growth = self._ends[-3:], self.bytes_per_round
         if growth <= 0 or skipped <= 0:
             return
-        alive = self._log.alive_bytes()
-        gc.collect()  # what lies in cycles goes by itself, some rounds later
-        growth -= (alive - self._log.alive_bytes()) // len(self._ends)
+        alive, unreachable = self._log.alive_bytes(), gc.collect()
+        freed = (alive - self._log.alive_bytes()) // (len(self._ends) - 1)  # the last round's is not garbage yet
+        if freed > 0:
+            self._count_garbage(max(growth, freed), min(skipped, _rounds_to_collection(unreachable / len(self._ends))))
+            growth -= freed
         if growth > 0:
             holder = self._log.largest_of(ends[0][1], ends[1][1])
             self._log.represent_more(ends[0][1], ends[1][1], skipped)
-            self._log.add_extra_bytes(growth * skipped, f"kept by {skipped} rounds of a loop", holder)
+            largest = 0 if holder is None else holder.nbytes()
+            self._log.add_extra_bytes(growth * skipped, f"kept by {skipped} rounds of a loop", holder, largest)
         larger, smaller = self._newest[-1] - self._newest[-2], self._newest[-2] - self._newest[-1]
         anew = min(growth, max(larger) - max(smaller)) if larger and smaller else 0
         if anew * skipped > _WORTH:  # in place of the one before, not beside it
@@ -135,6 +154,14 @@ class Growth:
             self._log.add_extra_bytes(
                 anew * skipped, f"made anew by each of {skipped} rounds of a loop", self._last[-1]
             )
+
+    def _count_garbage(self, size: int, rounds: int) -> None:
+        """Count what so many rounds leave in cycles of references, which goes by itself some rounds later."""
+        self._last.append(_LastRound())
+        self._log.add_extra_bytes(size * rounds, f"left in cycles by {rounds} rounds", self._last[-1], size)
+        if size * rounds > _WORTH:
+            text = f"{rounds} rounds before Python collects the cycles of references that each leaves: {bytes_(size)}"
+            self._progress.note_missed(text)
 
     def _keep_arrays(self, skipped: int) -> None:
         grown = [after - before for (before, _), (after, _) in itertools.pairwise(self._arrays)]
@@ -152,6 +179,15 @@ class Growth:
             self._progress.note_missed(
                 f"what {skipped} rounds keep beside tensors: {len(self._ends)} took {bytes_(grown)}"
             )
+
+
+def _rounds_to_collection(objects: float) -> int:
+    """Return after how many rounds at most Python collects the garbage of those that leave so many objects each.
+
+    A real round leaves fewer than one that is followed; those that were in use at a collection wait for a later one.
+    """
+    threshold = gc.get_threshold()[0] if gc.isenabled() else 0
+    return round(_FEWER_OBJECTS * threshold / max(1.0, objects)) + _LATER if threshold else _WITHOUT_COLLECTION
 
 
 class _LastRound:

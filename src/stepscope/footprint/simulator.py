@@ -435,7 +435,7 @@ def _most_mapped_bytes(log: StorageLog) -> int:
     for _, _, number, sign in log.events:
         storage = log.storages[number]
         alive += sign * storage.bytes
-        mapped += sign * storage.high if storage.bytes >= ALWAYS_MAPPED else 0
+        mapped += sign * storage.high if _is_mapped(storage) else 0
         if alive > most:
             most, at_peak = alive, mapped
     return at_peak
@@ -444,7 +444,7 @@ def _most_mapped_bytes(log: StorageLog) -> int:
 def _largest_hole(log: StorageLog) -> int:
     """The largest block that comes and goes in glibc's heap, B; one that is not all written to costs less."""
     ended = (log.storages[number] for _, _, number, sign in log.events if sign < 0)
-    whole = (storage.bytes for storage in ended if storage.high == storage.bytes < ALWAYS_MAPPED)
+    whole = (storage.largest or storage.bytes for storage in ended if storage.high == storage.bytes < ALWAYS_MAPPED)
     return max(whole, default=0)
 
 
@@ -454,7 +454,7 @@ def _heap_and_mapped_at_peak(log: StorageLog) -> tuple[int, int]:
     largest = (0, 0)
     for _, _, number, sign in log.events:
         storage = log.storages[number]
-        if storage.bytes < ALWAYS_MAPPED:
+        if not _is_mapped(storage):
             heap += sign * storage.bytes
             mark = max(mark, heap)
         else:
@@ -464,7 +464,11 @@ def _heap_and_mapped_at_peak(log: StorageLog) -> tuple[int, int]:
 
 
 def _in_heap(storage: Storage) -> int:
-    return storage.bytes if storage.bytes < ALWAYS_MAPPED else storage.high
+    return storage.high if _is_mapped(storage) else storage.bytes
+
+
+def _is_mapped(storage: Storage) -> bool:
+    return (storage.largest or storage.bytes) >= ALWAYS_MAPPED
 
 
 def _bytes_by(frame: pl.DataFrame, by: str) -> dict[str, int]:

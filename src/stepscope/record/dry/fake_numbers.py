@@ -35,6 +35,8 @@ _aten = torch.ops.aten
 _KNOWN = 65_536  # elements at the most
 _KNOWN_OF_AN_ORDER = 1 << 22  # of a permutation: who splits a data set makes a list of it
 _ORDERS = frozenset((_aten.randperm.default, _aten.randperm.generator))
+# Of these the cache of fake tensors would keep the storages that they are given for ever: those of a loaded file.
+_TAKE_STORAGES = frozenset(getattr(_aten.set_, name) for name in ("source_Storage", "source_Storage_storage_offset"))
 _MAKERS = frozenset(
     getattr(getattr(_aten, name), overload)
     for name, overloads in (
@@ -91,7 +93,11 @@ class FakeMode(FakeTensorMode):
             return filled
         if func.is_view and args and isinstance(args[0], FakeTensor) and args[0].constant is not None:
             return _view_of_known(func, args, kwargs)
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+        plain, self.cache_enabled = self.cache_enabled, self.cache_enabled and func not in _TAKE_STORAGES
+        try:
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self.cache_enabled = plain
         most = _KNOWN_OF_AN_ORDER if func in _ORDERS else _KNOWN
         if func in _MAKERS and isinstance(out, FakeTensor) and out.constant is None and out.numel() <= most:
             with _disable_current_modes():
@@ -117,7 +123,9 @@ def _fake_tolist(tensor: FakeTensor) -> Any:
 
 
 def _nested_list(shape: Sequence[int], number: Any) -> Any:
-    return [_nested_list(shape[1:], number) for _ in range(shape[0])] if shape else number
+    if shape:
+        return [_nested_list(shape[1:], number) for _ in range(shape[0])]
+    return number * 1.0 if isinstance(number, float) else number  # an object of its own, as each number is
 
 
 def _fake_inference_mode(mode: bool = True) -> Any:

@@ -107,6 +107,7 @@ class Storage:
     bounds: tuple[int, int] | None = None  # of `bytes`, where they are not known and not `low` and `high`
     call: str = ""  # of a workspace: how its op is known to probes, and with how many samples
     samples: int = 0
+    largest: int = 0  # of several blocks that are one entry, B; 0: it is one block
 
     @property
     def least(self) -> int:
@@ -247,10 +248,14 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if size is not None:
                 storage.bytes = storage.low = storage.high = size
 
-    def add_extra_bytes(self, size: int, op: str, holder: Any = None) -> None:
-        """Count so many bytes at the most, from now on or until their holder ends, that no op of this run made."""
+    def add_extra_bytes(self, size: int, op: str, holder: Any = None, largest: int = 0) -> None:
+        """Count so many bytes at the most, from now on or until their holder ends, that no op of this run made.
+
+        largest: of the blocks that they are, B.
+        """
         number = len(self.storages)
-        self.storages.append(Storage(size, op, None, self._phase(), "cpu", None, "temporary", 0, size))
+        entry = Storage(size, op, None, self._phase(), "cpu", None, "temporary", 0, size, largest=min(largest, size))
+        self.storages.append(entry)
         self.events.append((self.step, self.ops, number, +1))
         key = -1 - number  # of no tensor
         self._mark_alive(key, number)
@@ -461,7 +466,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _register(self, tensor: Tensor, category: str | None = None) -> int:
         """The number of a tensor's storage, logged if it is new or has another size than before."""
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        device = str(getattr(storage, "_fake_device", None) or tensor.device)  # the first: of torch.load
+        key, size = storage._cdata, storage.nbytes() if device != "meta" else 0
         number = self._alive.get(key)
         if number is not None:
             before = self.storages[number]
@@ -472,7 +478,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.in_bf16 |= tensor.dtype == torch.bfloat16
         shape = _SHAPED_LIKE.join(map(str, tensor.shape))
         op, module = (self.last_op, self.last_module) if category is None else (category, None)
-        entry = Storage(size, op, module, self._phase(), str(tensor.device), shape, category, size, size)
+        entry = Storage(size, op, module, self._phase(), device, shape, category, size, size)
         self.storages.append(entry)
         self._mark_alive(key, number)
         self._ends[number] = weakref.ref(storage, functools.partial(self._note_end, key, number))
