@@ -156,7 +156,8 @@ def _blurred_step_integral(age: Floats, sd: Floats) -> Floats:
     return place
 
 
-BLOCK_PIECES = 50_000  # pieces that are looked at together: what is computed of them stays in the processor's cache
+BLOCK_PIECES = 400_000  # pieces that are looked at together: keeps memory flat
+_BLURRED_PIECES = 50_000  # the same of blurred ones: what is computed of them stays in the processor's cache
 DENSE_FROM = 0.12  # share of non-zero weights from which a product of full blocks is the faster one
 
 
@@ -345,9 +346,10 @@ def _row_blocks(
     size = np.maximum(np.searchsorted(lane.t0, end + reach, side="left") - first, 0)
     before = np.append(0, np.cumsum(size))
     sd_of_row = None if blur is None else model.sd_of_blurred(blur)
+    most = BLOCK_PIECES if blur is None else _BLURRED_PIECES
     start, rows = 0, len(end)
     while start < rows or start == rows == 0:
-        stop = max(int(np.searchsorted(before, before[start] + BLOCK_PIECES, side="right")) - 1, start + 1)
+        stop = max(int(np.searchsorted(before, before[start] + most, side="right")) - 1, start + 1)
         stop = min(stop, rows)
         n = size[start:stop]
         row = np.repeat(np.arange(stop - start), n)
