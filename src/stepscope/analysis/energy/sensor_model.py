@@ -372,9 +372,9 @@ def _weight_after(
     """
     after = np.empty_like(until)
     after[:-1] = until[1:]
-    apart = np.cumsum(size)[size > 0] - 1
-    if lane.has_pauses.any():
-        apart = np.union1d(apart, np.flatnonzero(lane.has_pauses[piece]))
+    is_apart = lane.has_pauses[piece]
+    is_apart[np.cumsum(size)[size > 0] - 1] = True
+    apart = np.flatnonzero(is_apart)
     sd_apart = None if sd is None else sd[apart]
     after[apart] = model.weight_since(at[apart] - lane.t1[piece[apart]], box[apart], sd_apart)
     return after
