@@ -441,9 +441,25 @@ def _infer_update_clock(
 
 
 def _profiled_readings(timeline: Timeline, readings: Readings) -> Readings:
-    """Readings in profiled steps, where there are enough of them to calibrate with."""
-    recorded = timeline.recorded[timeline.step_of(readings.at)]
-    return readings.select(recorded) if _ENOUGH <= recorded.sum() < readings.count else readings
+    """Readings in profiled steps; where those are few, and in as many steps beside them.
+
+    All filled-in steps share the errors of the template, so that more of them tell no more than the profiled ones.
+    """
+    step = timeline.step_of(readings.at)
+    recorded = timeline.recorded[step]
+    count = int(recorded.sum())
+    if count >= _ENOUGH or count == readings.count or not timeline.recorded.any():
+        return readings.select(recorded) if count else readings
+    number, places = np.arange(timeline.steps), np.flatnonzero(timeline.recorded)
+    after = np.searchsorted(places, number)
+    distance = np.minimum(
+        np.abs(number - places[np.minimum(after, len(places) - 1)]), np.abs(number - places[np.maximum(after - 1, 0)])
+    )
+    order = np.argsort(distance, kind="stable")
+    read = np.cumsum(np.bincount(step, minlength=timeline.steps)[order])
+    near = np.zeros(timeline.steps, dtype=bool)
+    near[order[: int(np.searchsorted(read, max(2 * count, _ENOUGH // 2))) + 1]] = True
+    return readings.select(near[step])
 
 
 def _assemble_attribution(

@@ -17,6 +17,7 @@ from stepscope.analysis.energy.coarse_search import A_THIRD, Prior, Start, coars
 from stepscope.analysis.energy.likeliest_window import LikeliestWindow, likeliest_sensor
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import ANY_SPREAD, Moments, log_evidence, regress
+from stepscope.analysis.energy.scaled_rows import scaled_rows
 from stepscope.analysis.energy.sensor_model import (
     BLUR_SIGMAS,
     SHORTEST_RC,
@@ -103,6 +104,7 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
     promising = sorted(zip(tried, starts, strict=True), key=lambda pair: pair[0].cost)[:_FILTERED]
     more = [_start_with_best_filter(few, start) for _, start in promising]
     tried += [_minimise(few.with_hold(x.hold), x.x, free, _TRIAL_ROUNDS) for x in (*more, *_typical_models(few, prior))]
+    few = few.with_trust(min(tried, key=lambda descent: descent.cost))
     likely, dropped = _likeliest(_weigh_models(few, _distinct(tried), prior, readings.period), _FINALISTS)
     better = _distinct([_minimise(few.with_hold(descent.hold), descent.x, free, _ROUNDS) for _, descent in likely])
     problem, more_readings = (
@@ -112,7 +114,7 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
     if readings.count > 1.3 * few.readings.count and more_readings.count > few.readings.count:
         larger = _CalibrationProblem.of(timeline, more_readings)
         if larger.timeline.steps >= few.timeline.steps:  # else many readings a step: the spread ones saw more
-            problem = larger
+            problem = larger.with_trust(likely[0][1])
     likely, _ = _likeliest(_weigh_models(few, better, prior, readings.period), _FINALISTS)
     last = _distinct([_descend_with_learnt_noise(problem.with_hold(model.hold), model.x, free) for _, model in likely])
     likely, more_dropped = _likeliest(_weigh_models(problem, last, prior, readings.period), _FILTERS_WEIGHED)
@@ -351,6 +353,18 @@ class _CalibrationProblem:
     def with_hold(self, hold: float) -> _CalibrationProblem:
         """The same for values that are held for so long, s."""
         return replace(self, hold=hold)
+
+    def with_trust(self, descent: _Descent) -> _CalibrationProblem:
+        """The same with readings of filled-in steps trusted as far as they agree with a model."""
+        if self.timeline.scatter is None:
+            return self
+        model = self.with_hold(descent.hold).model(descent.x)
+        covered = fully_covered_flags(self.timeline, self.readings, model)
+        rows, _ = scaled_rows(self.timeline, self.readings.select(covered), model, ANY_SPREAD)
+        trust = np.ones(self.readings.count)
+        assert rows.punctual is not None, "scaled rows have it"
+        trust[covered] = rows.punctual
+        return replace(self, readings=replace(self.readings, trust=trust))
 
     def model(self, x: Floats) -> SensorModel:
         """The sensor model of some parameters."""

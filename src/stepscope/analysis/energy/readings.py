@@ -64,6 +64,7 @@ class Readings:
     register: RunningAverage | None = None  # behind windows that could not be told conversion by conversion
     conversions: Conversions | None = None  # of a running average that was told conversion by conversion
     also: tuple[Readings, ...] = ()  # the same reads by other clocks that explain their repeats about as well
+    trust: Floats | None = None  # (M,), relative: 1 over the error of each, where errors are known to differ
 
     @property
     def count(self) -> int:
@@ -98,7 +99,8 @@ class Readings:
     @property
     def weight(self) -> Floats:
         """Of each reading (M,), mean 1: a counter is as wrong in J over a long window as over a short one."""
-        return np.ones(self.count) if self.width is None else np.asarray(self.width / self.width.mean())
+        own = np.ones(self.count) if self.width is None else self.width / self.width.mean()
+        return np.asarray(own) if self.trust is None else np.asarray(own * self.trust / (own * self.trust).mean())
 
     @property
     def at(self) -> Floats:
@@ -125,13 +127,14 @@ class Readings:
     def select(self, chosen: Flags) -> Readings:
         """Some of the readings, in order."""
         watts = self.watts[chosen]
+        trust = None if self.trust is None else self.trust[chosen]
         if self.mix is None:
             width = None if self.width is None else self.width[chosen]
-            return replace(self, stamp=self.stamp[chosen], watts=watts, width=width)
+            return replace(self, stamp=self.stamp[chosen], watts=watts, width=width, trust=trust)
         mix = self.mix[np.flatnonzero(chosen)]
         used = np.zeros(len(self.stamp), dtype=bool)
         used[mix.indices] = True
-        return replace(self, stamp=self.stamp[used], watts=watts, mix=mix[:, np.flatnonzero(used)])
+        return replace(self, stamp=self.stamp[used], watts=watts, mix=mix[:, np.flatnonzero(used)], trust=trust)
 
 
 _PER_UPDATE = 1.5  # reads: below, it is not seen when the value changed

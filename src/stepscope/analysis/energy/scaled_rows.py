@@ -14,9 +14,11 @@ from stepscope.analysis.energy.regression import ANY_SPREAD, MOST_OF_KINDS, Mome
 from stepscope.analysis.energy.sensor_model import (
     SensorModel,
     design,
+    energy_until,
     fully_covered_flags,
     neighbour_error_theta,
     predict_for_models,
+    predict_readings,
     slow_gain,
     unwhitened,
     whitened,
@@ -33,7 +35,8 @@ class RegressionRows:
     """The regression's matrix (M, P), each row scaled by weight and gain, and the readings scaled alike.
 
     `theta` is the filter that makes the readings' errors independent (sensor_model.py); `spent` how many parameters
-    the readings have already decided, as gains of steps; `trust` the part of the weights that strays have less of.
+    the readings have already decided, as gains of steps; `trust` the part of the weights that strays have less of,
+    `punctual` the part by what errors of times make of each reading.
     """
 
     matrix: Any
@@ -42,6 +45,7 @@ class RegressionRows:
     theta: float
     spent: float = 0.0
     trust: Floats | None = None
+    punctual: Floats | None = None
 
     def moments(self, mean_power: float) -> Moments:
         watts = whitened(self.watts, self.theta)
@@ -86,7 +90,7 @@ def scaled_rows(
     trust = _row_weights(timeline, readings, model, residuals)
     weight = punctual * trust
     rows = weighted_rows(matrix, readings, gain, theta, weight / weight.mean())
-    rows = replace(rows, spent=spent, trust=trust)
+    rows = replace(rows, spent=spent, trust=trust, punctual=punctual)
     return rows, regress(rows.moments(mean), coarse, fit, most)
 
 
@@ -107,8 +111,9 @@ def _can_tell_time_errors(timeline: Timeline, readings: Readings, model: SensorM
 
     Behind a filter what looks like them is that it falls along another curve, which must show.
     """
-    sharp = model.rc <= UNFILTERED and not has_coarse_steps(readings)
-    return sharp and readings.mix is None and not readings.carry and timeline.scatter is None
+    if timeline.scatter is not None:  # by so much times of filled-in steps are off anyway
+        return not readings.carry
+    return model.rc <= UNFILTERED and not has_coarse_steps(readings) and readings.mix is None and not readings.carry
 
 
 def has_coarse_steps(readings: Readings) -> bool:
@@ -124,7 +129,10 @@ def _time_weights(
     An update that comes a little late is off by the difference of the powers at both ends of its window: nothing where
     these are alike. Weighted alike, the readings that are exact would count as little as those that are not.
     """
-    by_time = _variance_by_time(timeline, readings, model, fit.watts, model.smear or _TIME_STEP)
+    if timeline.scatter is None:
+        by_time = _variance_by_time(timeline, readings, model, fit.watts, model.smear or _TIME_STEP)
+    else:
+        by_time = _variance_by_blur(timeline, readings, model, fit.watts)
     squared = ((rows.watts - rows.matrix @ fit.watts) / punctual) ** 2 / _residual_shares(rows, fit)
     less = 1.0 + _TIME_RATIOS[:, None] * by_time / max(float(by_time.mean()), 1e-30)
     likely = -0.5 * (np.log(less).sum(axis=1) + len(squared) * np.log((squared / less).mean(axis=1)))
@@ -141,6 +149,31 @@ def _variance_by_time(timeline: Timeline, readings: Readings, model: SensorModel
     models = [replace(model, lag=model.lag + by, smear=0.0) for by in (off * sd).tolist()]
     predicted = np.array(predict_for_models(timeline, readings, models, watts))
     return np.asarray(share @ (predicted - share @ predicted) ** 2 * readings.weight**2)
+
+
+def _variance_by_blur(timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats) -> Floats:
+    """Variance of each reading (M,), W^2, by the times of filled-in steps: of what was used until its window's ends.
+
+    Were operators earlier or later, so much of other power would be inside: what differs from the window's mean.
+    """
+    end, width = model.windows(readings)
+    mean = predict_readings(timeline, replace(readings, mix=None), model, watts)
+    off, share = np.array(model.nodes).T
+    variance = np.zeros(len(end))
+    for edge in (end, end - width):
+        blur = timeline.time_sd_at(edge)
+        if blur is None:
+            continue
+        moved = off[:, None] * blur
+        used = moved * (watts[timeline.keys.gap] - mean)
+        for number, lane in enumerate(timeline.lanes):
+            extra = (watts - watts[timeline.keys.gap] * (number == 0))[lane.key]
+            used += energy_until(lane, extra, (edge + moved).ravel()).reshape(moved.shape)
+        variance += share @ (used - share @ used) ** 2
+    variance /= (width + model.hold + model.rc) ** 2
+    if readings.mix is not None:
+        variance = readings.mix.power(2) @ variance
+    return np.asarray(variance * readings.weight**2)
 
 
 def update_time_sd(timeline: Timeline, readings: Readings, model: SensorModel) -> float:

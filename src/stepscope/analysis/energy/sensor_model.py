@@ -28,11 +28,14 @@ _MEANS = -np.diff(np.exp(-(_EDGES**2) / 2) / np.sqrt(2 * np.pi), prepend=0.0) / 
 _SHARP = tuple(zip(_MEANS.tolist(), _PARTS.tolist(), strict=True))
 BLUR_SIGMAS = 4.0  # as far as blurred pieces are looked for
 
-_FAR, _A_UNIT = 6, 512  # of the table of a blurred ramp: to so many standard deviations, in so many parts of one
+_FAR, _A_UNIT = 9, 512  # of the table of a blurred ramp: to so many standard deviations, in so many parts of one
 _AT = np.linspace(-_FAR, _FAR, 2 * _FAR * _A_UNIT + 1)
 # What the blurred ramp has over the sharp one, as a share of the standard deviation; and its growth to the next entry.
 _OVER = _AT * special.ndtr(_AT) + np.exp(-_AT * _AT / 2) / np.sqrt(2 * np.pi) - np.maximum(_AT, 0.0)
 _RISE = np.append(np.diff(_OVER), 0.0)
+_NORMAL = special.ndtr(_AT)
+_NORMAL_RISE = np.append(np.diff(_NORMAL), 0.0)
+_FASTER = 0.5  # of the blur: a filter faster than this is blurred beyond telling its curve
 
 
 @dataclass(frozen=True)
@@ -77,11 +80,8 @@ class SensorModel:
         return BLUR_SIGMAS * self.smear
 
     def sd_of_blurred(self, blur: Floats) -> Floats:
-        """Standard deviation, s, of a piece's place in the kernel whose own times have one of `blur`.
-
-        The filter is then taken as normal too.
-        """
-        return np.asarray(np.sqrt(blur**2 + self.smear**2 + self.rc**2 + self.hold**2 / 12 + _SHARPEST**2))
+        """Standard deviation, s, of a piece's place in the kernel whose own times have one of `blur`."""
+        return np.asarray(np.sqrt(blur**2 + self.smear**2 + self.hold**2 / 12 + _SHARPEST**2))
 
     def weight_since(self, age: Floats, width: Floats, sd: Floats | None = None) -> Floats:
         """Share of the kernel's weight that lies within `age` before the end of the box: 0 at 0, 1 long before.
@@ -89,7 +89,7 @@ class SensorModel:
         sd: as `sd_of_blurred` gives it for pieces whose own times are not exact, as long as `age`.
         """
         if sd is not None:
-            return self._blurred(age - (self.rc + self.hold / 2), width, sd)
+            return self._blurred(age - self.hold / 2, width, sd)
         if self.is_box and self.smear:
             return self._blurred(age, width, np.full(len(age), max(self.smear, _SHARPEST)))
         if self.is_box:
@@ -99,8 +99,23 @@ class SensorModel:
         return share
 
     def _blurred(self, age: Floats, width: Floats, sd: Floats) -> Floats:
-        share: Floats = (_blurred_step_integral(age, sd) - _blurred_step_integral(age - width, sd)) / width
+        share: Floats = (self._blurred_integral(age, sd) - self._blurred_integral(age - width, sd)) / width
         return share
+
+    def _blurred_integral(self, age: Floats, sd: Floats) -> Floats:
+        """Integral of a step behind the filter, blurred: of a filter within the blur as if that were wider and later.
+
+        Of an exponential that a normal distribution blurs: Grushka, Anal. Chem. 44 (1972) 1733.
+        """
+        if self.rc <= SHORTEST_RC:
+            return _blurred_step_integral(age, sd)
+        if self.rc < _FASTER * float(sd.max(initial=0.0)):
+            return _blurred_step_integral(age - self.rc, np.sqrt(sd**2 + self.rc**2))
+        by_rc = sd / self.rc
+        place = age / sd
+        left = np.exp(by_rc**2 / 2 - np.maximum(age, -_FAR * sd) / self.rc) * _normal(place - by_rc)
+        integral: Floats = _blurred_step_integral(age, sd) - self.rc * (_normal(place) - left)
+        return integral
 
     def _step_integral(self, age: Floats) -> Floats:
         """Integral of a step behind hold, filter and smear; of many from a table, each from the function itself."""
@@ -142,17 +157,27 @@ class SensorModel:
 
 def _blurred_step_integral(age: Floats, sd: Floats) -> Floats:
     """Integral of a step that is blurred by a normal distribution; from a table, within 2e-7 standard deviations."""
-    place = age / sd
+    integral = _from_table(age / sd, _OVER, _RISE)
+    integral *= sd
+    integral += np.maximum(age, 0.0)
+    return integral
+
+
+def _normal(place: Floats) -> Floats:
+    """The normal distribution up to each place, in standard deviations; from a table, within 2e-7. Changes `place`."""
+    return _from_table(place, _NORMAL, _NORMAL_RISE)
+
+
+def _from_table(place: Floats, values: Floats, rises: Floats) -> Floats:
+    """Values of a table at each place, in standard deviations, which is overwritten."""
     np.maximum(place, -_FAR, out=place)  # np.clip takes twice as long
     np.minimum(place, _FAR, out=place)
     place += _FAR
     place *= _A_UNIT
     below = place.astype(np.intp)
     place -= below
-    place *= _RISE.take(below, mode="clip")
-    place += _OVER.take(below, mode="clip")
-    place *= sd
-    place += np.maximum(age, 0.0)
+    place *= rises.take(below, mode="clip")
+    place += values.take(below, mode="clip")
     return place
 
 
@@ -175,16 +200,29 @@ def fully_covered_flags(timeline: Timeline, readings: Readings, model: SensorMod
 def design(timeline: Timeline, readings: Readings, model: SensorModel) -> Any:
     """Weights (M, P) as a sparse matrix. Rows sum to 1 over the first lane and the gap; other lanes come on top."""
     end, width = model.windows(readings)
-    count = timeline.keys.count
     blur = timeline.time_sd_at(end)
-    blocks = [
+    exact, blurred = _rows_by_blur(blur, len(end))
+    whole = _rows_of_all_lanes(timeline, end[exact], width[exact], model, None)
+    if blur is not None:
+        more = _rows_of_all_lanes(timeline, end[blurred], width[blurred], model, blur[blurred])
+        whole = sparse.vstack([whole, more], format="csr")[np.argsort(np.concatenate([exact, blurred]))]
+    return whole if readings.mix is None else (readings.mix @ whole).tocsr()
+
+
+def _rows_by_blur(blur: Floats | None, count: int) -> tuple[Ints, Ints]:
+    """Readings of steps that were profiled, which see the kernel itself, and of those with uncertain pieces."""
+    return (np.arange(count), np.arange(0)) if blur is None else (np.flatnonzero(blur == 0), np.flatnonzero(blur))
+
+
+def _rows_of_all_lanes(
+    timeline: Timeline, end: Floats, width: Floats, model: SensorModel, blur: Floats | None
+) -> Any:
+    count = timeline.keys.count
+    lanes = [
         _lane_rows(lane, end, width, model, blur, count, tiled=number == 0)
         for number, lane in enumerate(timeline.lanes)
     ]
-    whole = blocks[0]
-    for more in blocks[1:]:
-        whole = whole + more
-    return whole if readings.mix is None else (readings.mix @ whole).tocsr()
+    return sum(lanes[1:], start=lanes[0])
 
 
 def predict_readings(timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats) -> Floats:
@@ -214,15 +252,21 @@ def _power_added_by_lane(
     timeline: Timeline, lane: Lane, models: Sequence[SensorModel], windows: list[tuple[Floats, Floats]], extra: Floats
 ) -> list[Floats]:
     """Mean power that one lane adds in each window, W, a model each; extra: of each key (P,)."""
+    parts = [np.zeros(len(end)) for end, _ in windows]
+    if not parts or not len(lane.t0):
+        return parts
     blurs = [timeline.time_sd_at(end) for end, _ in windows]
-    if models and len(lane.t0) and all(blur is None for blur in blurs):
-        return _mean_lane_power(lane, extra[lane.key], windows, models)
-    parts = []
-    for (end, width), model, blur in zip(windows, models, blurs, strict=True):
-        part = np.zeros(len(end))
-        for rows, row, key, weight, _ in _row_blocks(lane, end, width, model, blur):
-            part[rows] += np.bincount(row, weight * extra[key], rows.stop - rows.start)
-        parts.append(part)
+    split = [_rows_by_blur(blur, len(end)) for blur, (end, _) in zip(blurs, windows, strict=True)]
+    exact_windows = [(end[exact], width[exact]) for (exact, _), (end, width) in zip(split, windows, strict=True)]
+    means = _mean_lane_power(lane, extra[lane.key], exact_windows, models)
+    for (end, width), model, blur, part, (exact, blurred), mean in zip(
+        windows, models, blurs, parts, split, means, strict=True
+    ):
+        part[exact] = mean
+        if blur is None:
+            continue
+        for rows, row, key, weight, _ in _row_blocks(lane, end[blurred], width[blurred], model, blur[blurred]):
+            part[blurred[rows]] = np.bincount(row, weight * extra[key], rows.stop - rows.start)
     return parts
 
 
@@ -270,7 +314,8 @@ def _window_edges(end: Floats, width: Floats, model: SensorModel) -> Floats:
 
 def _window_means(energy: Floats, width: Floats, model: SensorModel) -> Floats:
     """Of the energy until the edges of windows, or its integral: what came between, over the width, and the hold."""
-    edges = energy.reshape(len(_smear_nodes(model)), 2, -1, len(width), *energy.shape[1:])
+    ages = 2 if model.hold else 1
+    edges = energy.reshape(len(_smear_nodes(model)), 2, ages, len(width), *energy.shape[1:])
     until = (edges[:, :, 0] - edges[:, :, 1]) / model.hold if model.hold else edges[:, :, 0]
     weight = np.array([weight for _, weight in _smear_nodes(model)])
     mean: Floats = (np.tensordot(weight, until[:, 0] - until[:, 1], axes=1).T / width).T
