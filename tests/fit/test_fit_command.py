@@ -222,11 +222,24 @@ def test_a_script_that_is_left_in_its_midst_is_said_to_need_at_least_so_much(
 
 
 def test_a_script_that_fake_tensors_cannot_run_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    made = (
+        '@torch.library.custom_op("mine::largest", mutates_args=())\n'
+        "def largest(x: torch.Tensor) -> torch.Tensor:\n    return x[x > x.mean()].clone()\n"
+    )
     line = "inputs = torch.randn(32, 20)"
-    Path("numpy_inside.py").write_text(SCRIPT.replace(line, f"{line}\n    torch.randn(3).unique()"))
-    found = answered(capsys, "numpy_inside.py", "--", "640")
+    script = SCRIPT.replace("for step", f"{made}for step", 1).replace(line, f"{line}\n    largest(inputs)")
+    Path("own_op.py").write_text(script)
+    found = answered(capsys, "own_op.py", "--", "640")
     assert found["method"] == "measured at the script's own batch"
-    assert "unique" in str(found["stopped"])
+    assert "largest" in str(found["stopped"])
+
+
+def test_numbers_that_a_script_sets_one_by_one_change_no_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "inputs = torch.randn(32, 20)"
+    set_by_hand = "inputs.apply_(abs).map_(inputs, max)"
+    Path("by_hand.py").write_text(SCRIPT.replace(line, f"{line}\n    {set_by_hand}"))
+    found = answered(capsys, "by_hand.py", "--", "640")
+    assert (found["method"], found["stopped"]) == ("dry run", None)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +252,7 @@ def test_a_script_that_fake_tensors_cannot_run_is_measured(capsys: pytest.Captur
         (["lenet", "--batch", "0"], "batch of 0"),
         (["lenet", "--optimizer", "adamm"], "did you mean adam"),
         (["lenet", "--malloc", "tcmaloc"], "tcmalloc"),
-        (["lenet", "--precision", "int3"], "float32 or bf16"),
+        (["lenet", "--precision", "int3"], "fp32 or bf16"),
         (["lenet", "--device", "tpu"], "cpu or cuda"),
         (["lenet", "--", "--width"], "for a script"),
         (["lenet", "--board", "tx2", "--calibrate"], "not a board by name"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -67,7 +67,9 @@ class Loops:
         self._shortened_loops: set[int] = set()  # loops of which rounds were omitted
         self._taken: dict[int, set[bool]] = {}
         self._path: list[tuple[int, bool]] = []  # branches in their order, of a round of an outermost loop
-        self._values: dict[int, dict[int, set[Any]]] = {}  # of names in a test, some by how many updates were made
+        # Of names in a test, some by how many updates were made. No plain dictionary: those that are empty are seen by
+        # who looks for growing containers, since the collector sets aside only what it tracks.
+        self._values: defaultdict[tuple[int, int], set[Any]] = defaultdict(set)
         self._entered: dict[int, tuple[int, int]] = {}  # B that were live as it was taken, and updates
         self._kept: dict[int, int] = {}  # B that it kept when it was taken last
         self._forced = dict(forced)  # that were not yet
@@ -110,8 +112,8 @@ class Loops:
         """Return whether what a branch asks of follows from rounds of a caller, some of which are omitted."""
         if self._follows_omitted_rounds(self.rewriter.branches[number].flags):
             return True
-        values = self._values.get(number, {})
-        return len(values) > 1 < len(set().union(*values.values())) and self._progress.omitted_any
+        values = [values for (branch, _), values in self._values.items() if branch == number]
+        return len(values) > 1 < len(set().union(*values)) and self._progress.omitted_any
 
     def _follows_omitted_rounds(self, flags: Iterable[str]) -> bool:
         return self._progress.omitted_any and self.rewriter.flags.depend_on_rounds(flags)
@@ -133,7 +135,7 @@ class Loops:
         if self._open and len(self._path) < _LONGEST_PATH:
             self._path.append((number, side))
         if branch.parameters:
-            values_now = self._values.setdefault(number, {}).setdefault(self._progress.updates, set())
+            values_now = self._values[number, self._progress.updates]
             if len(values_now) < _VALUES:
                 values_now.add(tuple(value for value in map(_value, values) if type(value) is int))
         if side and loops:

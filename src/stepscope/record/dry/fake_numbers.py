@@ -71,6 +71,7 @@ class FakeMode(FakeTensorMode):
             (torch.distributions.Distribution, "_validate_args", False),  # its parameters would have to show numbers
             *((owner, "isfinite", _fake_isfinite) for owner in (torch, Tensor)),
             *((owner, "all", _fake_all) for owner in (torch, Tensor)),
+            *((FakeTensor, name, _leave_numbers) for name in ("apply_", "map_", "map2_")),  # torch crashes on these
             (FakeTensor, "tolist", _fake_tolist), (torch._C, "_InferenceMode", _fake_inference_mode),
             *((kind, "__new__", functools.partial(_new_lazy, kind.__new__)) for kind in _LAZY),
             *((kind, "materialize", _materialize_fake) for kind in _LAZY),
@@ -112,6 +113,10 @@ def _format_fake(tensor: FakeTensor, how: str) -> str:
     with contextlib.suppress(DataDependentOutputException):
         return tensor.item().__format__(how) if tensor.dim() == 0 else object.__format__(tensor, how)
     return object.__format__(tensor, "")
+
+
+def _leave_numbers(tensor: FakeTensor, *_: Any) -> FakeTensor:
+    return tensor
 
 
 def _fake_tolist(tensor: FakeTensor) -> Any:
