@@ -25,6 +25,8 @@ ROWS = (
     Row("W of a call +-20 % at random", sensors.SPOT, Pace(steps=50), Law(by_call=0.2), structures=SMALL),
     Row("averaging gauge, stated as one that does not, 40 ms", sensors.MISSTATED, Pace(0.04), structures=SMALL),
     Row("steps of 0.5 W, which power rests between", sensors.COARSE, structures=SMALL),
+    Row("RAPL, 40 ms, 32 of 400 profiled", sensors.RAPL, Pace(0.04, 400, profiled=32), structures=SMALL, bar=0.07),
+    Row("spot behind 20 ms, 32 of 150 profiled", sensors.FIRST_ORDER, Pace(profiled=32, steps=150), structures=SMALL),
     Row("GPU 25 of 100 ms, 99.6 ms", sensors.GPU_25, Pace(0.0996, 120), GPU, structures=SMALL, gpu=True),
 )
 

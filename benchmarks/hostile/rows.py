@@ -61,9 +61,11 @@ def _matched() -> Iterator[Row]:
     yield Row("RAPL, 10 ms", RAPL, AT_10)
     yield Row("S, 2 ms x 1000", S, AT_2, structures=FEW)
     yield Row("RAPL, 2 ms x 1000", RAPL, AT_2, structures=FEW)
-    adaptive = Pace(0.2, 300, profiled=32)
-    yield Row("M, adaptive, 32 of 300 profiled", M, adaptive)
-    yield Row("M, adaptive, 40 ms, 32 of 500 profiled", M, Pace(0.04, 500, profiled=32))
+    behind = {"S": S, "M": M, "RAPL": RAPL, "TX2 register": TX2, "spot behind 20 ms": sensors.FIRST_ORDER}
+    for name, sensor in behind.items():
+        yield Row(f"{name}, adaptive, 32 of 300 profiled", sensor, Pace(0.2, 300, profiled=32))
+        yield Row(f"{name}, adaptive, 40 ms, 32 of 500 profiled", sensor, Pace(0.04, 500, profiled=32))
+    yield Row("RAPL, adaptive, 100 ms, 12 of 400 profiled", RAPL, Pace(0.1, 400, profiled=12))
 
 
 def _laws() -> Iterator[Row]:

@@ -457,12 +457,11 @@ def predict_script_fit(
         for log in logs:
             log.set_probed_sizes(size_of)
     log, live, reached = _log_with_higher_peak(logs)
-    if environment is None:
-        measurements = DeviceCalibration(environment=UNMEASURED)
-    else:
-        stored = calibration.load_calibration(calibration.calibration_path())
-        measurements = replace(stored, environment=environment(watched.imports))
-    simulator = Simulator(platform, measurements, allocator)
+    stored = (
+        DeviceCalibration() if environment is None else calibration.load_calibration(calibration.calibration_path())
+    )
+    measured = UNMEASURED if environment is None else environment(watched.imports)
+    simulator = Simulator(platform, replace(stored, environment=measured), allocator)
     simulator.loading, simulator.allocator = watched.loading, simulator.allocator.for_script()
     not_modelled = {name: count for name, count in workspaces.not_modelled.items() if count}
     unsure = [
@@ -475,9 +474,8 @@ def predict_script_fit(
         *_doubt_about_workspaces(not_modelled),
     ]
     answer = _make_result(simulator, live, limit, unsure)
-    options = [
-        _allocator_option(simulator, answer, limit, name) for name in ALLOCATORS if name != simulator.allocator.name
-    ]
+    others = [name for name in ALLOCATORS if name != simulator.allocator.name]
+    options = [_allocator_option(simulator, answer, limit, name) for name in others]
     notes = ["the batch is the script's own: for the largest batch and more ways, give module:function"]
     notes += _note_of_mapped_files(watched.loading, answer)
     if log.value_reads:

@@ -87,8 +87,8 @@ def referents(kinds: tuple[type, ...]) -> Iterator[Any]:
     """Yield what objects of the collector refer to, of some kinds: also what it does not know, as arrays."""
     level = gc.get_referents(*gc.get_objects())
     for deep in range(WITHIN + 1):
-        wanted = {kind for kind in set(map(type, level)) if issubclass(kind, kinds)}
-        yield from (inner for inner in level if type(inner) in wanted)
+        exact = {kind for kind in set(map(type, level)) if issubclass(kind, kinds)}
+        yield from (inner for inner in level if type(inner) in exact)
         if deep < WITHIN:
             within = (inner for inner in level if type(inner) in (dict, tuple) and not gc.is_tracked(inner))
             level = gc.get_referents(*within)
@@ -98,12 +98,12 @@ def _containers() -> Iterator[Any]:
     """Yield the containers that the collector knows, but for those of what follows the script."""
     known, ours = gc.get_objects(), set[int]()
     followers = {kind for kind in set(map(type, known)) if str(kind.__module__).startswith(_FOLLOWERS)}
-    for one in (one for one in known if type(one) in followers):
-        held = list(getattr(one, "__dict__", {}).values())
-        ours.update(map(id, held))
-        if isinstance(one, FakeTensorConverter):
-            ours.update(id(within) for value in held if type(value) is dict for within in value.values())
-    yield from (one for one in known if type(one) in _CONTAINERS and id(one) not in ours)
+    for follower in (inner for inner in known if type(inner) in followers):
+        values = list(getattr(follower, "__dict__", {}).values())
+        ours.update(map(id, values))
+        if isinstance(follower, FakeTensorConverter):
+            ours.update(id(within) for value in values if type(value) is dict for within in value.values())
+    yield from (inner for inner in known if type(inner) in _CONTAINERS and id(inner) not in ours)
 
 
 class AddedObjects:
@@ -136,5 +136,5 @@ class AddedObjects:
 
     def bytes_per_round(self) -> dict[tuple[int, int], float]:
         """Return what each of the last two rounds has added to a container at most, B, by the keys of `lengths`."""
-        one, other = self._rounds[-2:] if len(self._rounds) > 2 else ({}, {})
-        return {key: max(one[key], other[key]) for key in one.keys() & other.keys()}
+        before, last = self._rounds[-2:] if len(self._rounds) > 2 else ({}, {})
+        return {key: max(before[key], last[key]) for key in before.keys() & last.keys()}

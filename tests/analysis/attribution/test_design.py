@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analysis.energy import sensor_model
+from stepscope.analysis.energy.neighbour_errors import gram
 from stepscope.analysis.energy.readings import Readings
-from stepscope.analysis.energy.sensor_model import SensorModel, design, fully_covered_flags, gram, predict_readings
-from stepscope.analysis.energy.timeline import Keys, Lane, Timeline
+from stepscope.analysis.energy.sensor_model import (
+    SensorModel,
+    design,
+    fully_covered_flags,
+    predict_readings,
+)
+from stepscope.analysis.energy.timeline import Keys, Lane, PieceUncertainty, Timeline
 
 
 def _timeline(*lanes: Lane, end: float = 10.0, keys: int = 4) -> Timeline:
@@ -99,3 +107,32 @@ def test_sums_at_the_edges_of_windows_give_the_shares_that_each_piece_gives(
     assert by_sums @ np.array([3.0, 7.0, 2.0, 1.0]) == pytest.approx(
         predict_readings(timeline, readings, model, np.array([3.0, 7.0, 2.0, 1.0])), rel=1e-7
     )
+
+
+def _blurred(timeline: Timeline, sd: float) -> Timeline:
+    """The same, where nothing before 3 s is uncertain, and pieces later than 4 s are."""
+    return replace(timeline, scatter=PieceUncertainty(np.array([0.0, 3.0, 4.0, 10.0]), np.array([0.0, 0.0, sd, sd])))
+
+
+@pytest.mark.parametrize("model", [SensorModel(0.0, 0.5, rc=0.3), SensorModel(0.0, 0.5, hold=0.4)])
+def test_readings_of_profiled_steps_see_the_kernel_itself_beside_blurred_ones(model: SensorModel) -> None:
+    timeline = _timeline(ONE)
+    readings = Readings(np.array([6.2, 2.5, 5.1, 2.9]), np.zeros(4))
+    exact = design(timeline, readings, model).toarray()
+    mixed = design(_blurred(timeline, 0.2), readings, model).toarray()
+    assert mixed[[1, 3]] == pytest.approx(exact[[1, 3]])
+    assert np.abs(mixed[[0, 2]] - exact[[0, 2]]).max() > 0.01
+    assert mixed.sum(axis=1) == pytest.approx(np.ones(4))
+    watts = np.array([3.0, 5.0, 0.0, 1.0])
+    assert predict_readings(_blurred(timeline, 0.2), readings, model, watts) == pytest.approx(mixed @ watts)
+
+
+@pytest.mark.parametrize("rc", [0.02, 0.3, 1.0])
+def test_a_filter_over_pieces_of_uncertain_times_is_the_mean_over_these_times(rc: float) -> None:
+    model, sd = SensorModel(0.0, 0.5, rc=rc), 0.2
+    stamp = np.array([5.2, 5.9, 6.4, 7.0])
+    blurred = design(_blurred(_timeline(ONE), sd), Readings(stamp, np.zeros(4)), model).toarray()
+    off = np.linspace(-6, 6, 241)
+    share = np.exp(-(off**2) / 2) / np.exp(-(off**2) / 2).sum()
+    moved = [design(_timeline(ONE), Readings(stamp + by * sd, np.zeros(4)), model).toarray() for by in off]
+    assert blurred == pytest.approx(np.tensordot(share, moved, axes=1), abs=2e-3)

@@ -12,9 +12,9 @@ from tests.analysis.attribution.simulated import Device, Execution, execute, res
 
 from stepscope.analysis.energy import regression
 from stepscope.analysis.energy.attribution import FitOptions, attribute_energy
+from stepscope.analysis.energy.neighbour_errors import whitened
 from stepscope.analysis.energy.rail_fits import group_energies
 from stepscope.analysis.energy.regression import RidgeFit, leave_block_out
-from stepscope.analysis.energy.sensor_model import whitened
 from stepscope.analysis.energy.timeline import KIND, Hierarchy, Lane
 from stepscope.arrays import Floats
 

@@ -13,7 +13,9 @@ from tests.analysis.attribution.simulated import execute, resnet_step, thinned
 from tests.fabricate import fabricate_run
 
 from stepscope.analysis.energy.attribution import _errors_of_times
+from stepscope.analysis.energy.calibration_readings import readings_near_profiled
 from stepscope.analysis.energy.fit_inputs import RunTimelines
+from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.timeline import Lane, fill_unprofiled
 from stepscope.analysis.run import Run
 
@@ -99,3 +101,20 @@ def test_the_profiling_overhead_in_the_times_of_operators_is_an_error_of_their_e
     row = _errors_of_times(timeline, np.full(timeline.keys.count, 5.0))[-1] * timeline.seconds
     filled = float((timeline.step_t1 - timeline.step_t0)[~timeline.recorded].sum())
     assert row == pytest.approx(5 * errors * filled, rel=1e-6, abs=1e-9)
+
+
+def test_a_sensor_is_learnt_from_profiled_steps_and_from_as_many_beside_them() -> None:
+    run = execute(resnet_step(0), 100, 1)
+    part, kept = thinned(run, 20)
+    lane, scatter = fill_unprofiled(part.lanes[0], part.step_t0, part.step_t1, part.recorded)
+    filled = replace(part, lanes=(lane,), scatter=scatter)
+    stamp = np.arange(filled.begin, filled.end, filled.step_length / 40)
+    chosen = readings_near_profiled(filled, Readings(stamp, np.ones(len(stamp))))
+    steps, count = np.unique(filled.step_of(chosen.stamp), return_counts=True)
+    assert set(kept) <= set(steps)
+    assert 2 * len(kept) <= len(steps) <= 2 * len(kept) + 2
+    assert np.abs(steps[:, None] - kept).min(axis=1).max() == 1  # the nearest ones
+    assert count.min() > 30
+    many = np.arange(filled.begin, filled.end, filled.step_length / 100)
+    alone = readings_near_profiled(filled, Readings(many, np.ones(len(many))))
+    assert set(filled.step_of(alone.stamp)) == set(kept)

@@ -14,10 +14,14 @@ import numpy as np
 
 from stepscope.analysis.energy.calibration import COMPARED_KEYS, FEW_KEYS, TEMPER, Calibration
 from stepscope.analysis.energy.coarse_search import interpolate_rows, time_by_group
+from stepscope.analysis.energy.neighbour_errors import whitened
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import ANY_SPREAD, RidgeFit, log_evidence, regress
 from stepscope.analysis.energy.scaled_rows import FEWEST, RegressionRows, scaled_rows
-from stepscope.analysis.energy.sensor_model import SensorModel, fully_covered_flags, whitened
+from stepscope.analysis.energy.sensor_model import (
+    SensorModel,
+    fully_covered_flags,
+)
 from stepscope.analysis.energy.timeline import Timeline, condense, condensed_keys, hierarchy
 from stepscope.arrays import Floats, Ints
 

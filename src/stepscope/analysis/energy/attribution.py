@@ -24,6 +24,7 @@ from stepscope.analysis.energy.calibration_error import (
     filter_shape,
     rounding_error_effect,
 )
+from stepscope.analysis.energy.calibration_readings import readings_near_profiled
 from stepscope.analysis.energy.calibration_store import SensorCalibration
 from stepscope.analysis.energy.coarse_search import Prior
 from stepscope.analysis.energy.misfit import (
@@ -80,7 +81,6 @@ from stepscope.analysis.time.steps import FEW
 from stepscope.arrays import Floats
 from stepscope.units import plural
 
-_ENOUGH = 300  # readings in profiled steps
 _BLURRED = 0.5  # of its refresh: a gauge that sees so wide a window is one whose conversions come at unknown times
 _MOST_HOLD = 1.0  # s
 _WORSE = 1.25  # times the noise without a clock: more than chance makes of a right one
@@ -357,7 +357,7 @@ def _calibrate_source(
     """Return the sensor model of a source, fitted anew or from what is known; and the readings by its unseen clock."""
     if options.known is not None:
         return _align_readings_to_clock(timeline, readings, options.known.clock), options.known
-    near, sharp = options.near, _profiled_readings(timeline, readings)
+    near, sharp = options.near, readings_near_profiled(timeline, readings)
     if near is not None and near.clock is None:
         last = refit_sensor_model(timeline, sharp, near.last)
         return readings, SensorCalibration(last, None, last)
@@ -369,7 +369,7 @@ def _calibrate_source(
     clock = next((clock for clock in clocks if clock is not None), None)
     ticked = _align_readings_to_clock(timeline, readings, clock)
     if clock is not None and ticked.count >= FEWEST:
-        of_updates = _profiled_readings(timeline, ticked)
+        of_updates = readings_near_profiled(timeline, ticked)
         last = (
             fit_sensor_model(timeline, of_updates, options.prior(0.0))
             if near is None
@@ -438,28 +438,6 @@ def _infer_update_clock(
     assert inside.width is not None, "a counter has widths"
     surprise = (inside.watts - fitted) * inside.width
     return fit_clock_to_residuals(inside.stamp, surprise, np.full(inside.count, float(inside.watts.mean())), refresh)
-
-
-def _profiled_readings(timeline: Timeline, readings: Readings) -> Readings:
-    """Readings in profiled steps; where those are few, and in as many steps beside them.
-
-    All filled-in steps share the errors of the template, so that more of them tell no more than the profiled ones.
-    """
-    step = timeline.step_of(readings.at)
-    recorded = timeline.recorded[step]
-    count = int(recorded.sum())
-    if count >= _ENOUGH or count == readings.count or not timeline.recorded.any():
-        return readings.select(recorded) if count else readings
-    number, places = np.arange(timeline.steps), np.flatnonzero(timeline.recorded)
-    after = np.searchsorted(places, number)
-    distance = np.minimum(
-        np.abs(number - places[np.minimum(after, len(places) - 1)]), np.abs(number - places[np.maximum(after - 1, 0)])
-    )
-    order = np.argsort(distance, kind="stable")
-    read = np.cumsum(np.bincount(step, minlength=timeline.steps)[order])
-    near = np.zeros(timeline.steps, dtype=bool)
-    near[order[: int(np.searchsorted(read, max(2 * count, _ENOUGH // 2))) + 1]] = True
-    return readings.select(near[step])
 
 
 def _assemble_attribution(

@@ -13,22 +13,28 @@ from typing import Any
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
+from stepscope.analysis.energy.calibration_readings import (
+    FIRST,
+    FIRST_PIECES,
+    POLISH,
+    POLISH_PIECES,
+    readings_within_budget,
+    thin_readings,
+)
 from stepscope.analysis.energy.coarse_search import A_THIRD, Prior, Start, coarse_search, diverse_starts
 from stepscope.analysis.energy.likeliest_window import LikeliestWindow, likeliest_sensor
+from stepscope.analysis.energy.neighbour_errors import neighbour_error_theta, whitened
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import ANY_SPREAD, Moments, log_evidence, regress
 from stepscope.analysis.energy.scaled_rows import scaled_rows
 from stepscope.analysis.energy.sensor_model import (
-    BLUR_SIGMAS,
     SHORTEST_RC,
     SensorModel,
     design,
     fully_covered_flags,
-    neighbour_error_theta,
     predict_for_models,
     predict_readings,
     slow_gain,
-    whitened,
 )
 from stepscope.analysis.energy.timeline import (
     GAP,
@@ -41,11 +47,8 @@ from stepscope.analysis.energy.timeline import (
 )
 from stepscope.arrays import Flags, Floats
 
-FIRST, POLISH = 1_500, 6_000  # readings used to find the model, and to refine it
-_FIRST_PIECES, _POLISH_PIECES = 120_000, 600_000  # pieces in their windows: wide windows need fewer readings
 FEW_KEYS = 64, 256  # kinds and signatures that matter to how a source sees the past; fewer make it wrong
 _SEARCHED = 16  # kinds that the search for a start tells apart
-_STEPS_SEEN = 40  # the first readings are spread over so many steps, if there are
 _TRIAL_ROUNDS, _ROUNDS, _POLISH_ROUNDS = 4, 14, 5
 _ROUNDS_NEAR = 6
 _APART = 0.010  # s: channels of a chip are converted one after another, and so read by so much later
@@ -93,13 +96,11 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
     known_width = readings.width is not None or prior.width is not None
     free = np.array([True, not known_width, True, True])
     timeline = join_uncertain_pieces(condense(timeline, *FEW_KEYS))
-    thin = _thin_readings(timeline, readings)
+    thin = thin_readings(timeline, readings)
     spread = thin.first(FIRST)
     near = condense(timeline.until(float(spread.stamp[-1]) + 0.3), _SEARCHED, 0)
     starts = diverse_starts(coarse_search(near, spread, readings.period, prior), prior)
-    few = _CalibrationProblem.of(
-        timeline, _readings_within_budget(timeline, thin, starts[0].width, FIRST, _FIRST_PIECES)
-    )
+    few = _CalibrationProblem.of(timeline, readings_within_budget(timeline, thin, starts[0].width, FIRST, FIRST_PIECES))
     tried = [_minimise(few.with_hold(start.hold), _parameters_of_start(start), free, _TRIAL_ROUNDS) for start in starts]
     promising = sorted(zip(tried, starts, strict=True), key=lambda pair: pair[0].cost)[:_FILTERED]
     more = [_start_with_best_filter(few, start) for _, start in promising]
@@ -109,7 +110,7 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
     better = _distinct([_minimise(few.with_hold(descent.hold), descent.x, free, _ROUNDS) for _, descent in likely])
     problem, more_readings = (
         few,
-        _readings_within_budget(timeline, readings, float(likely[0][1].x[1]), POLISH, _POLISH_PIECES),
+        readings_within_budget(timeline, readings, float(likely[0][1].x[1]), POLISH, POLISH_PIECES),
     )
     if readings.count > 1.3 * few.readings.count and more_readings.count > few.readings.count:
         larger = _CalibrationProblem.of(timeline, more_readings)
@@ -157,8 +158,8 @@ def refit_sensor_model(timeline: Timeline, readings: Readings, near: Calibration
     free = np.array([True, readings.width is None, True, True])
     timeline = join_uncertain_pieces(condense(timeline, *FEW_KEYS))
     near_start = _parameters_of_model(near.model, readings)
-    part = _readings_within_budget(
-        timeline, _thin_readings(timeline, readings), float(near_start[1]), FIRST, _FIRST_PIECES
+    part = readings_within_budget(
+        timeline, thin_readings(timeline, readings), float(near_start[1]), FIRST, FIRST_PIECES
     )
     problem = _CalibrationProblem.of(timeline, part).with_hold(near.model.hold)
     searched = condense(problem.timeline, _SEARCHED, 0)
@@ -305,33 +306,6 @@ _USUAL_READINGS, _USUAL_DELAYS = 300, (0.05, 0.35, 0.7, 1.05)  # delays as share
 _SHORT = 12  # updates a step, below which its valleys lie close
 _SHARP_STARTS = 4  # without a filter: each window has valleys of its own
 _SPOT, _SLOWEST = 1 / 6, 0.03  # of the refresh: one conversion of several; s
-
-
-def _thin_readings(timeline: Timeline, readings: Readings) -> Readings:
-    """Return the readings, fewer where they come so fast that the first ones would see a few steps alone."""
-    span = min(_STEPS_SEEN, timeline.steps) * timeline.step_length
-    stride = max(int(span / max(readings.period, 1e-9) / FIRST), 1)
-    return readings if stride == 1 else readings.select(np.arange(readings.count) % stride == 0)
-
-
-def _readings_within_budget(timeline: Timeline, readings: Readings, width: float, most: int, pieces: int) -> Readings:
-    """Return the first readings whose windows hold no more than so many pieces; those of profiled steps come first.
-
-    A filled-in step is blurred: a reading of it sees many times more pieces, and tells hardly anything of the sensor.
-    """
-    blur = timeline.time_sd_at(readings.at)
-    if blur is None:
-        a_second = sum(len(lane.t0) for lane in timeline.lanes) / (timeline.end - timeline.begin)
-        return readings.first(int(np.clip(pieces / max(a_second * width, 1), most // 5, most)))
-    inside = np.ones(readings.count)
-    for lane in timeline.lanes:
-        reach = BLUR_SIGMAS * blur
-        inside += np.searchsorted(lane.t0, readings.at + reach) - np.searchsorted(lane.t1, readings.at - width - reach)
-    order = np.argsort(blur > 0, kind="stable")
-    count = int(np.clip(np.searchsorted(np.cumsum(inside[order]), min(pieces, _FIRST_PIECES)), most // 5, most))
-    chosen = np.zeros(readings.count, dtype=bool)
-    chosen[order[:count]] = True
-    return readings.select(chosen)
 
 
 COMPARED_KEYS = 24, 72  # kinds and signatures

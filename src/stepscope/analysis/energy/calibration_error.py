@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.analysis.energy.calibration import Calibration
+from stepscope.analysis.energy.neighbour_errors import unwhitened, whitened
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import RidgeFit
 from stepscope.analysis.energy.sensor_model import (
@@ -16,8 +17,6 @@ from stepscope.analysis.energy.sensor_model import (
     SensorModel,
     fully_covered_flags,
     predict_for_models,
-    unwhitened,
-    whitened,
 )
 from stepscope.analysis.energy.timeline import Timeline
 from stepscope.arrays import Floats

@@ -52,7 +52,7 @@ class Readings:
 
     `width` (M,) where the source is a counter: its windows are known. Otherwise the width is found by calibration.
     `mix` (M, L) where a reading is a weighted sum of L windows of the sensor (a running average taken apart); then
-    `stamp` has L entries. `carry` above 0 says that what a reading lacks, the next one has (sensor_model.py).
+    `stamp` has L entries. `carry` above 0 says that what a reading lacks, the next one has (neighbour_errors.py).
     """
 
     stamp: Floats

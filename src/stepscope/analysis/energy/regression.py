@@ -11,8 +11,8 @@ import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 from scipy.linalg import lapack  # type: ignore[import-untyped]
 
+from stepscope.analysis.energy.neighbour_errors import unwhitened, whitened
 from stepscope.analysis.energy.readings import Readings
-from stepscope.analysis.energy.sensor_model import unwhitened, whitened
 from stepscope.analysis.energy.timeline import GAP, KIND, LEARNT, PLACE, SIGNATURE, SPREAD, Hierarchy, Timeline
 from stepscope.arrays import Floats, Ints
 

@@ -9,6 +9,7 @@ import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.misfit import outlier_weights
+from stepscope.analysis.energy.neighbour_errors import neighbour_error_theta, unwhitened, whitened, whitened_gram
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import ANY_SPREAD, MOST_OF_KINDS, Moments, RidgeFit, regress
 from stepscope.analysis.energy.sensor_model import (
@@ -16,13 +17,9 @@ from stepscope.analysis.energy.sensor_model import (
     design,
     energy_until,
     fully_covered_flags,
-    neighbour_error_theta,
     predict_for_models,
     predict_readings,
     slow_gain,
-    unwhitened,
-    whitened,
-    whitened_gram,
 )
 from stepscope.analysis.energy.timeline import Timeline, hierarchy
 from stepscope.arrays import Floats
@@ -34,7 +31,7 @@ FEWEST = 20  # readings; with fewer there is nothing to fit
 class RegressionRows:
     """The regression's matrix (M, P), each row scaled by weight and gain, and the readings scaled alike.
 
-    `theta` is the filter that makes the readings' errors independent (sensor_model.py); `spent` how many parameters
+    `theta` is the filter that makes the readings' errors independent (neighbour_errors.py); `spent` how many parameters
     the readings have already decided, as gains of steps; `trust` the part of the weights that strays have less of,
     `punctual` the part by what errors of times make of each reading.
     """

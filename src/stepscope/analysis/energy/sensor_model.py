@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse, special  # type: ignore[import-untyped]
-from scipy.linalg import solve_banded  # type: ignore[import-untyped]  # scipy.signal looks for torch
 
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.timeline import Lane, Timeline
@@ -80,13 +79,13 @@ class SensorModel:
         return BLUR_SIGMAS * self.smear
 
     def sd_of_blurred(self, blur: Floats) -> Floats:
-        """Standard deviation, s, of a piece's place in the kernel whose own times have one of `blur`."""
+        """Standard deviation, s, of a piece's place in the kernel whose times have one of `blur`."""
         return np.asarray(np.sqrt(blur**2 + self.smear**2 + self.hold**2 / 12 + _SHARPEST**2))
 
     def weight_since(self, age: Floats, width: Floats, sd: Floats | None = None) -> Floats:
         """Share of the kernel's weight that lies within `age` before the end of the box: 0 at 0, 1 long before.
 
-        sd: as `sd_of_blurred` gives it for pieces whose own times are not exact, as long as `age`.
+        sd: as `sd_of_blurred` gives it for pieces whose times are not exact, as long as `age`.
         """
         if sd is not None:
             return self._blurred(age - self.hold / 2, width, sd)
@@ -183,7 +182,6 @@ def _from_table(place: Floats, values: Floats, rises: Floats) -> Floats:
 
 BLOCK_PIECES = 400_000  # pieces that are looked at together: keeps memory flat
 _BLURRED_PIECES = 50_000  # the same of blurred ones: what is computed of them stays in the processor's cache
-DENSE_FROM = 0.12  # share of non-zero weights from which a product of full blocks is the faster one
 
 
 def fully_covered_flags(timeline: Timeline, readings: Readings, model: SensorModel) -> Flags:
@@ -210,13 +208,11 @@ def design(timeline: Timeline, readings: Readings, model: SensorModel) -> Any:
 
 
 def _rows_by_blur(blur: Floats | None, count: int) -> tuple[Ints, Ints]:
-    """Readings of steps that were profiled, which see the kernel itself, and of those with uncertain pieces."""
+    """Readings of profiled steps, which see the kernel itself, and of those with uncertain pieces."""
     return (np.arange(count), np.arange(0)) if blur is None else (np.flatnonzero(blur == 0), np.flatnonzero(blur))
 
 
-def _rows_of_all_lanes(
-    timeline: Timeline, end: Floats, width: Floats, model: SensorModel, blur: Floats | None
-) -> Any:
+def _rows_of_all_lanes(timeline: Timeline, end: Floats, width: Floats, model: SensorModel, blur: Floats | None) -> Any:
     count = timeline.keys.count
     lanes = [
         _lane_rows(lane, end, width, model, blur, count, tiled=number == 0)
@@ -425,21 +421,6 @@ def _weight_after(
     return after
 
 
-def gram(matrix: Any) -> Floats:
-    """A'A as a full matrix (P, P)."""
-    rows, columns = matrix.shape
-    if not sparse.issparse(matrix):
-        full: Floats = matrix.T @ matrix
-        return full
-    if matrix.nnz < DENSE_FROM * rows * columns:
-        return np.asarray((matrix.T @ matrix).todense())
-    total = np.zeros((columns, columns))
-    for start in range(0, rows, 4096):
-        block = matrix[start : start + 4096].toarray()
-        total += block.T @ block
-    return total
-
-
 _FILTER_BLOCK = 10.0  # time constants in a block: exp(10) still leaves a sum 11 digits
 _BLOCKS_BACK = 3  # what is older weighs less than exp(-20)
 
@@ -517,58 +498,6 @@ def energy_through_rail(timeline: Timeline, watts: Floats, rc: float) -> Floats:
     energy = np.where(first, during, caused)
     energy[gap] = caused.sum() - np.delete(energy, gap).sum()
     return energy
-
-
-# What a counter did not show at one reading it shows at the next; what a running average rounded away comes back. So
-# the error of reading j is v_j + q_j - q_(j-1): a moving average of order 1, whitened by w_j = x_j + theta w_(j-1).
-
-_LEAST, _MOST = 0.05, 0.97
-_ROW_BLOCK = 4096
-
-
-def neighbour_error_theta(residuals: Floats) -> float:
-    """Theta of the residuals of a fit (M,): 0 where neighbours do not oppose each other."""
-    if len(residuals) < 3:
-        return 0.0
-    centred = residuals - residuals.mean()
-    whole = float(centred @ centred)
-    opposed = -float(centred[1:] @ centred[:-1]) / whole if whole > 0 else 0.0
-    if opposed < _LEAST:
-        return 0.0
-    opposed = min(opposed, 0.4999)
-    return float(min((1 - np.sqrt(1 - 4 * opposed**2)) / (2 * opposed), _MOST))
-
-
-def whitened(values: Floats, theta: float) -> Floats:
-    """The filter along the first axis."""
-    if not theta:
-        return values
-    bands = np.ones((2, len(values)))
-    bands[1] = -theta
-    clear: Floats = solve_banded((1, 0), bands, values, check_finite=False)
-    return clear
-
-
-def unwhitened(values: Floats, theta: float) -> Floats:
-    """The transposed filter: the same, backwards in time."""
-    return whitened(values[::-1], theta)[::-1]
-
-
-def whitened_gram(matrix: Any, theta: float) -> Floats:
-    """(WA)'(WA), block by block: filtered rows are full."""
-    if not theta:
-        return gram(matrix)
-    rows, columns = matrix.shape
-    total, state = np.zeros((columns, columns)), np.zeros(columns)
-    for start in range(0, rows, _ROW_BLOCK):
-        part = matrix[start : start + _ROW_BLOCK]
-        full = part.toarray() if sparse.issparse(part) else part.copy()
-        full[0] += theta * state
-        clear = whitened(full, theta)
-        state = clear[-1]
-        half = clear.astype(np.float32)  # the sum is kept in full: each block adds 1e-6 of its size
-        total += half.T @ half
-    return total
 
 
 SPAN = 4.0  # s: heat is slow, and a shorter span would follow the ops themselves where phases move slowly
