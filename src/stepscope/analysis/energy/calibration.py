@@ -334,6 +334,8 @@ class _CalibrationProblem:
             return self
         model = self.with_hold(descent.hold).model(descent.x)
         covered = fully_covered_flags(self.timeline, self.readings, model)
+        if covered.sum() < _FEWEST_COMPARED:
+            return self
         rows, _ = scaled_rows(self.timeline, self.readings.select(covered), model, ANY_SPREAD)
         trust = np.ones(self.readings.count)
         assert rows.punctual is not None, "scaled rows have it"
