@@ -42,6 +42,31 @@ def test_a_size_between_the_ends_of_the_peak_cannot_be_told(tmp_path: Path) -> N
     )
 
 
+def test_workers_that_the_process_starts_need_room_as_well(tmp_path: Path) -> None:
+    t_ns = np.arange(0, 400_000_000, 10_000_000, dtype=np.int64)
+    at = np.zeros(len(t_ns))
+    read = (
+        ("process", "peak_rss", 1.2), ("process", "rss", 1.1), ("process", "pss", 0.9),
+        ("children", "rss", 1.6), ("children", "pss", 0.4),
+    )  # fmt: skip
+    sampled = [
+        Sampled(
+            {**READ, "sensor": f"{whose}.{name}", "id": f"{whose}.{name}", "quantity": name, "scope": whose},
+            t_ns,
+            at + gb * GB,
+        )
+        for whose, name, gb in read
+    ]
+    run = Run(fabricate_run(tmp_path, steps=20, sampled=tuple(sampled)))
+    peak = training_peak(run)
+    assert peak is not None
+    assert [peak.low, peak.high] == pytest.approx([1.3 * GB, 2.7 * GB])
+    assert fits_sentence(run) == (
+        "likely fits 4 and 8 GB; too close to tell for 2 GB: "
+        "its processes peaked at 1.3 GB at least, 2.7 GB with pages that they share counted in each"
+    )
+
+
 def test_what_is_larger_than_a_size_without_the_recorder_does_not_fit_it(tmp_path: Path) -> None:
     said = fits_sentence(run_of(tmp_path, 4.5, held_gb=0.1))
     assert said is not None

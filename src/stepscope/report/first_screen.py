@@ -127,7 +127,7 @@ class _Setting:
 def _headline(run: Run) -> list[RenderableType]:
     """Return the headline numbers, as many on a line as fit; none is broken."""
     peak = training_peak(run)
-    fits = "" if peak is None else f", {size_verdicts_text(peak)}"
+    fits = "" if peak is None else f", {'all processes: ' * peak.several}{size_verdicts_text(peak)}"
     rows = headline(run)
     host = "host " if any(row.metric == "gpu_memory" for row in rows) else ""  # two memories: whose the peak is
     parts = tuple(

@@ -301,11 +301,14 @@ def _training_peak_lines(peak: ResidentPeak | None) -> list[str]:
     """The peak without what the recorder held in the training's process, and what its heap grew by since; what fits."""
     if peak is None:
         return []
+    fits = f"{size_verdicts_text(peak)} of free memory"
+    if peak.several:
+        return [f"all processes [{bytes_(peak.low)}, {bytes_(peak.high)}], shared pages once or in each: {fits}"]
     alone = f"the training alone peaks at [{bytes_(peak.low)}, {bytes_(peak.high)}]"
     spread = " and it scatters the heap" if peak.low < peak.high - peak.held else ""
     differs = bytes_(peak.low) != bytes_(peak.high)
     recorder_lines = [f"up to {bytes_(peak.held)} of it is the profiler's{spread}: {alone}"] if differs else []
-    return [*recorder_lines, f"{size_verdicts_text(peak)} of free memory"]
+    return [*recorder_lines, fits]
 
 
 def energy_notes(notes: Sequence[str]) -> list[RenderableType]:

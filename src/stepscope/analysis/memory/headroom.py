@@ -14,7 +14,15 @@ import polars as pl
 
 from stepscope.analysis.caveats import resident_before_profiling
 from stepscope.analysis.memory.limits import FITS, LIKELY_FITS, MARGIN, NO_FIT, TOO_CLOSE
-from stepscope.analysis.process_scopes import ALL, OWN, has_several_processes
+from stepscope.analysis.process_scopes import (
+    ALL,
+    CHILDREN,
+    OWN,
+    gauges,
+    has_several_processes,
+    proportional_of_all,
+    resident_of_all,
+)
 from stepscope.analysis.summary import reserved_bytes
 from stepscope.units import bytes_
 
@@ -58,7 +66,20 @@ def training_peak(run: Run) -> ResidentPeak | None:
             return None
         return ResidentPeak(min(peaks.values()), max(peaks.values()), several=True, sure=False)
     peak = _peak_without_recorder(metrics, run.meta, resident_before_profiling(run))
-    return peak and replace(peak, sure=run.status == "ok" and not run.samples("peak_rss").is_empty())
+    if peak is None:
+        return None
+    workers = gauges(run, "rss").get(CHILDREN)
+    if workers is not None and workers.values.any():
+        return _peak_with_workers(run, peak)
+    return replace(peak, sure=run.status == "ok" and not run.samples("peak_rss").is_empty())
+
+
+def _peak_with_workers(run: Run, own: ResidentPeak) -> ResidentPeak:
+    """Return the peak of a process and of the workers that it starts, which need room as well. own: of it alone."""
+    once, in_each = proportional_of_all(run), resident_of_all(run)
+    low = int(once.values.max(initial=0)) - own.held if once is not None else 0
+    high = int(in_each.values.max(initial=0)) if in_each is not None else 0
+    return ResidentPeak(max(own.low, low), max(own.high, high), own.held, several=True, sure=False)
 
 
 def _peak_without_recorder(metrics: pl.DataFrame, meta: Mapping[str, Any], before: float | None) -> ResidentPeak | None:
@@ -110,7 +131,7 @@ def _measurement_text(run: Run, peak: ResidentPeak) -> str:
     whose = "its processes" if peak.several else "the process"
     low, high = bytes_(peak.low), bytes_(peak.high)
     if peak.several:
-        two = f"{low}, shared pages counted once, and {high}, counted in each"
+        two = f"{low} at least, {high} with pages that they share counted in each"
     else:
         two = f"{low} without the profiler, {high} with it"
     beside = [f"{bytes_(size)} on {device}" for device, size in reserved_bytes(run).items() if device != "cpu"]
