@@ -161,8 +161,8 @@ def test_pieces_of_filled_in_steps_join_within_what_is_uncertain() -> None:
     lane = Lane(t0, t0 + 8e-5, key)
     keys = Keys(np.arange(3), np.arange(3), np.zeros(3, dtype=bool))
     whole = Timeline((lane,), keys, steps, steps + 0.05, np.array([True, False]),
-                     scatter=PieceUncertainty(np.array([0.0, 0.05, 0.0501, 0.1]),
-                                              np.array([0, 0, 2e-3, 2e-3])))  # fmt: skip
+                     scatter=PieceUncertainty(np.array([0.0, 0.05, 0.0501, 0.1]), np.array([0, 0, 2e-3, 2e-3]),
+                                              np.zeros((1, 1)), np.zeros(4, dtype=np.int64), np.ones(4)))  # fmt: skip
     fewer = join_uncertain_pieces(whole)
     (joined,) = fewer.lanes
     assert np.count_nonzero(joined.t0 < 0.05) == 500  # the profiled step is as it was

@@ -111,7 +111,9 @@ def test_sums_at_the_edges_of_windows_give_the_shares_that_each_piece_gives(
 
 def _blurred(timeline: Timeline, sd: float) -> Timeline:
     """The same, where nothing before 3 s is uncertain, and pieces later than 4 s are."""
-    return replace(timeline, scatter=PieceUncertainty(np.array([0.0, 3.0, 4.0, 10.0]), np.array([0.0, 0.0, sd, sd])))
+    at, nowhere = np.array([0.0, 3.0, 4.0, 10.0]), np.zeros(4, dtype=np.int64)
+    unsure = PieceUncertainty(at, np.array([0.0, 0.0, sd, sd]), np.zeros((1, 1)), nowhere, np.ones(4))
+    return replace(timeline, scatter=unsure)
 
 
 @pytest.mark.parametrize("model", [SensorModel(0.0, 0.5, rc=0.3), SensorModel(0.0, 0.5, hold=0.4)])

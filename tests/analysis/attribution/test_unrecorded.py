@@ -16,8 +16,9 @@ from stepscope.analysis.energy.attribution import _errors_of_times
 from stepscope.analysis.energy.calibration_readings import readings_near_profiled
 from stepscope.analysis.energy.fit_inputs import RunTimelines
 from stepscope.analysis.energy.readings import Readings
-from stepscope.analysis.energy.timeline import Lane, fill_unprofiled
+from stepscope.analysis.energy.timeline import Lane, Timeline, fill_unprofiled
 from stepscope.analysis.run import Run
+from stepscope.arrays import Floats, Ints
 
 
 def test_every_step_has_its_ops_after_filling_and_recorded_ones_are_untouched() -> None:
@@ -118,3 +119,28 @@ def test_a_sensor_is_learnt_from_profiled_steps_and_from_as_many_beside_them() -
     many = np.arange(filled.begin, filled.end, filled.step_length / 100)
     alone = readings_near_profiled(filled, Readings(many, np.ones(len(many))))
     assert set(filled.step_of(alone.stamp)) == set(kept)
+
+
+def test_draws_of_a_template_are_off_by_as_much_as_the_template_is() -> None:
+    off, drawn = [], []
+    for seed in range(6):
+        run = execute(resnet_step(0), 120, seed)
+        part, kept = thinned(run, 15)
+        n = run.program.places
+        lane, scatter = fill_unprofiled(part.lanes[0], part.step_t0, part.step_t1, part.recorded)
+        assert scatter is not None
+        bare = np.setdiff1d(np.arange(120), kept)
+
+        def shares(t: Floats, of: Timeline = part, among: Ints = bare, places: int = n) -> Floats:
+            """Begins of the steps that were not profiled, as shares of the step, in the middle of all of them."""
+            begin, length = of.step_t0[:, None], (of.step_t1 - of.step_t0)[:, None]
+            return np.asarray(np.median(((t.reshape(-1, places) - begin) / length)[among], axis=0))
+
+        off.append(shares(lane.t0) - shares(run.timeline.lanes[0].t0))
+        moved = [scatter.moved_lane(lane, draw) for draw in range(len(scatter.shifts))]
+        drawn.append([shares(other.t0) - shares(lane.t0) for other in moved])
+        rows = (kept[:, None] * n + np.arange(n)).ravel()
+        assert all(other.t0[rows] == pytest.approx(lane.t0[rows], abs=2e-5) for other in moved)  # stamps leave the step
+        assert all((np.diff(other.t0) >= -1e-9).all() for other in moved)
+    ratio = np.sqrt(np.mean(np.square(drawn))) / np.sqrt(np.mean(np.square(off)))
+    assert 0.6 < ratio < 1.7

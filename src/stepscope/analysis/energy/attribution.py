@@ -23,6 +23,7 @@ from stepscope.analysis.energy.calibration_error import (
     calibration_error_effect,
     filter_shape,
     rounding_error_effect,
+    template_error_effect,
 )
 from stepscope.analysis.energy.calibration_readings import readings_near_profiled
 from stepscope.analysis.energy.calibration_store import SensorCalibration
@@ -234,7 +235,8 @@ def _attribute(timeline: Timeline, readings: Readings, options: FitOptions) -> A
     of_steps = rounding_error_effect(
         timeline, readings, fit, rows.matrix, rows.scale, residuals, calibration, options.step
     )
-    errors = replace(errors, moved=np.vstack([errors.moved, *rivals, of_times, of_weight, of_steps]))
+    of_template = template_error_effect(timeline, readings, fit, rows, calibration.model)
+    errors = replace(errors, moved=np.vstack([errors.moved, *rivals, of_times, of_weight, of_steps, of_template]))
     _, width = calibration.model.windows(readings)
     middle = readings.at - calibration.model.lag - (float(np.median(width)) + calibration.model.hold) / 2
     bare = residuals / (np.ones(len(residuals)) if rows.theta or rows.trust is None else rows.trust)

@@ -12,11 +12,13 @@ from stepscope.analysis.energy.calibration import Calibration
 from stepscope.analysis.energy.neighbour_errors import unwhitened, whitened
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import RidgeFit
+from stepscope.analysis.energy.scaled_rows import RegressionRows
 from stepscope.analysis.energy.sensor_model import (
     SHORTEST_RC,
     SensorModel,
     fully_covered_flags,
     predict_for_models,
+    predict_readings,
 )
 from stepscope.analysis.energy.timeline import Timeline
 from stepscope.arrays import Floats
@@ -118,6 +120,30 @@ def rounding_error_effect(
     by_chance = float(np.mean(errors**2)) * np.einsum("ij,ij->j", pull, (rows.T @ rows) @ pull) @ timeline.seconds**2
     beyond = 1 - by_chance / max(float(np.mean(moved**2, axis=1) @ timeline.seconds**2), 1e-30)
     return np.asarray(moved.T * np.sqrt(max(beyond, 0.0) / _DRAWS))
+
+
+def template_error_effect(
+    timeline: Timeline, readings: Readings, fit: RidgeFit, rows: RegressionRows, model: SensorModel
+) -> Floats:
+    """Changes of the powers (D, P), W, whose squares add up, by what is unsure of where a typical step has its pieces.
+
+    It is off in all unprofiled steps alike, so that no number of readings averages it out.
+    """
+    unsure = timeline.scatter
+    if unsure is None:
+        return np.zeros((0, len(fit.watts)))
+    sharp = replace(timeline, scatter=None)
+    own = predict_readings(sharp, readings, model, fit.watts)
+    pull = fit.hierarchy.mixing @ fit.covariance / fit.noise
+    moved = np.zeros((len(unsure.shifts), len(fit.watts)))
+    for draw, row in enumerate(moved):
+        other = replace(sharp, lanes=tuple(unsure.moved_lane(lane, draw) for lane in timeline.lanes))
+        change = rows.scale * (predict_readings(other, readings, model, fit.watts) - own)
+        row[:] = pull @ (
+            fit.hierarchy.mixing.T @ (rows.matrix.T @ unwhitened(whitened(change, rows.theta), rows.theta))
+        )
+    errors: Floats = moved / np.sqrt(len(moved))
+    return errors
 
 
 # A filter's time constant, delay and window are unsure together: a slower filter that begins earlier looks much the

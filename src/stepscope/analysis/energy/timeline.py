@@ -50,15 +50,29 @@ class Lane:
 
 @dataclass(frozen=True)
 class PieceUncertainty:
-    """Uncertainty of pieces in steps that were filled in: sd (K,) at the instants `at` (K,), even between, s."""
+    """Uncertainty of pieces in steps that were filled in: sd (K,) at the instants `at` (K,), even between, s.
+
+    What is unsure of a typical piece is off in every step alike: `shifts` (D, 1 + T) are draws of how far the T typical
+    begins may be off, as shares of the step, the first 0; `place` (K,) and `length` (K,), s, say which of them, and how
+    long a step, an instant belongs to.
+    """
 
     at: Floats
     sd: Floats
+    shifts: Floats
+    place: Ints
+    length: Floats
 
     def sd_at(self, t: Floats) -> Floats:
         """The standard deviation at each instant, s; 0 in steps that were recorded."""
         sd: Floats = np.interp(t, self.at, self.sd)
         return sd
+
+    def moved_lane(self, lane: Lane, draw: int) -> Lane:
+        """The lane with its pieces where a draw has them; those of steps that were recorded stay."""
+        shift = self.shifts[draw][self.place] * self.length
+        t0, t1 = (t + np.interp(t, self.at, shift) for t in (lane.t0, lane.t1))
+        return Lane(t0, t1, lane.key)
 
 
 @dataclass(frozen=True)
@@ -287,6 +301,7 @@ def _join_pieces_of_lane(timeline: Timeline, lane: Lane, scatter: PieceUncertain
 
 
 _MOST_TEMPLATES = 64  # structures; what is rarer is left to the gap
+_DRAWS = 16  # of the steps that a template is the median of: a bootstrap of its error
 _FEWEST, _UNKNOWN = 3, 0.01  # with fewer steps their spread is not known: this share of the step is taken
 
 
@@ -299,6 +314,7 @@ class _Template:
     key: Ints
     lengths: Floats
     spread: Floats  # of the begins from step to step, as shares of the length
+    shifts: Floats  # (D, pieces): draws of the error of the begins, as shares of the length
 
 
 def fill_unprofiled(
@@ -319,19 +335,23 @@ def fill_unprofiled(
     lengths = step_t1 - step_t0
     typical = np.array([np.median(template.lengths) for template in templates])
     chosen = np.argmin(np.abs(np.log(lengths[bare, None] / typical)), axis=1)
-    parts = [lane]
-    knots = [np.stack([step_t0, np.zeros(len(step_t0))]), np.stack([step_t1, np.zeros(len(step_t1))])]
+    parts, shifts = [lane], [np.zeros((_DRAWS, 1))]
+    knots = [np.stack([edge, *np.zeros((3, len(edge)))]) for edge in (step_t0, step_t1)]
     for number in np.unique(chosen):
         template, steps = templates[number], bare[chosen == number]
         begin, length = step_t0[steps, None], lengths[steps, None]
         t0, t1 = begin + template.t0 * length, begin + template.t1 * length
         parts.append(Lane(t0.ravel(), t1.ravel(), np.tile(template.key, len(steps))))
-        knots.append(np.stack([t0.ravel(), (template.spread * length).ravel()]))
+        place = sum(part.shape[1] for part in shifts) + np.arange(len(template.key))
+        of_pieces = np.broadcast_arrays(t0, template.spread * length, place, length)
+        knots.append(np.stack([values.ravel() for values in of_pieces]))
+        shifts.append(template.shifts)
     t0, t1, key = (np.concatenate([getattr(part, name) for part in parts]) for name in ("t0", "t1", "key"))
     order = np.argsort(t0, kind="stable")
-    at, sd = np.concatenate(knots, axis=1)
-    later = np.argsort(at, kind="stable")
-    return Lane(t0[order], t1[order], key[order]), PieceUncertainty(at[later], sd[later])
+    around = np.concatenate(knots, axis=1)
+    at, sd, place, length = around[:, np.argsort(around[0], kind="stable")]
+    uncertain = PieceUncertainty(at, sd, np.concatenate(shifts, axis=1), place.astype(np.int64), length)
+    return Lane(t0[order], t1[order], key[order]), uncertain
 
 
 def _templates(lane: Lane, step_t0: Floats, step_t1: Floats, recorded: Flags) -> list[_Template]:
@@ -359,4 +379,6 @@ def _template_of_steps(lane: Lane, steps: Ints, edges: Ints, step_t0: Floats, st
     # Half of the middle 68 %: one step in which another program held the core would stand for all.
     low, high = np.quantile(t0, [0.16, 0.84], axis=0)
     spread = np.full(size, _UNKNOWN) if few else (high - low) / 2
-    return _Template(begin, end, lane.key[rows[0]], length, spread)
+    drawn = np.random.default_rng(0).integers(len(steps), size=(_DRAWS, len(steps)))
+    shifts = np.array([np.maximum.accumulate(np.median(t0[draw], axis=0)) - begin for draw in drawn])
+    return _Template(begin, end, lane.key[rows[0]], length, spread, shifts)
