@@ -16,7 +16,7 @@ from stepscope.analysis.channels import series_of
 from stepscope.analysis.device.throttling import detect_throttling
 from stepscope.analysis.memory.events import peak_by_module
 from stepscope.analysis.process_scopes import ALL, OWN
-from stepscope.analysis.summary import main_rail, module_rows, reserved_bytes
+from stepscope.analysis.summary import module_rows, reserved_bytes
 from stepscope.analysis.time.accelerators import accelerator_without_kernels, launched_kernels
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import observed_batch, span_ns
@@ -252,11 +252,10 @@ def _layer_rates(run: Run, frame: pl.DataFrame) -> pl.Series:
 
 
 def _energy_of_layers(run: Run) -> pl.DataFrame:
-    energy = run.energy(by="module") if run.rails.lines else pl.DataFrame()
-    rail = main_rail(energy)
+    energy = run.device_energy(by="module") if run.rails.lines else pl.DataFrame()
     names = ("joules", "joules_low", "joules_high", "joules_forward", "joules_backward", "joules_optimizer")
     schema = {"layer": pl.String, **dict.fromkeys(names, pl.Float64), "joules_verdict": pl.String}
-    rows = [] if rail is None else module_rows(energy.filter(pl.col("rail") == rail))
+    rows = [] if energy.is_empty() else module_rows(energy)
     rows = [row for row in rows if row["verdict"] != "not identifiable"]  # else a number that nobody vouches for
     keys = ("joules_per_step", "low", "high", "forward", "backward", "optimizer", "verdict")
     return pl.DataFrame([[row["name"], *(row[key] for key in keys)] for row in rows], schema=schema, orient="row")

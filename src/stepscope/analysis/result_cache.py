@@ -27,7 +27,7 @@ from stepscope.files import atomic_write, user_cache
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.validation import read_regular
 
-VERSION = 13  # of what finds the results: those of another are not read
+VERSION = 14  # of what finds the results: those of another are not read
 _FOLDER = ".cache"
 _SEAL_BYTES = 32
 _MOST_BYTES = 1 << 28

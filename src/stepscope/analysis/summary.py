@@ -12,6 +12,7 @@ import polars as pl
 
 from stepscope.analysis.energy.fit_inputs import BETWEEN, PAUSES
 from stepscope.analysis.energy.rail_fits import CLAIM, COARSE, RESOLVED
+from stepscope.analysis.energy.rails import WHOLE_DEVICE
 from stepscope.analysis.process_scopes import OWN
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import observed_batch, profiled_steps
@@ -173,7 +174,7 @@ def main_rail(frame: pl.DataFrame) -> str | None:
     """The rail that stands for the whole device: that of the total, or else the one with most energy."""
     if frame.is_empty():
         return None
-    whole = frame.filter(pl.col("component").is_in(["total", "device"]))
+    whole = frame.filter(pl.col("component").is_in(WHOLE_DEVICE))
     rails = (whole if len(whole) else frame).group_by("rail", maintain_order=True)
     spent = rails.agg(pl.col("joules_per_step").sum()).sort("joules_per_step", descending=True, nulls_last=True)
     return str(spent["rail"][0])
@@ -253,7 +254,7 @@ def resolution_sentences(resolution: pl.DataFrame) -> list[str]:
     """Return sentences on what each rail can resolve and what it would take, and on a lock of sampler and step. The
     total first.
     """
-    order = pl.col("component").is_in(["total", "device"])
+    order = pl.col("component").is_in(WHOLE_DEVICE)
     return [
         _resolution_sentence(row) + _stuck_note(row)
         for row in resolution.sort(order, descending=True, maintain_order=True).to_dicts()

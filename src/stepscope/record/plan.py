@@ -314,9 +314,14 @@ class Plan:
         return float(min(self._plain_ns) if len(self._plain_ns) < _FEW_TIMES else median(self._plain_ns))
 
     def _profiling_slowdown_ns(self) -> float:
+        """By how much profiling makes a step longer, ns: no event adds more to its step than it takes to write it.
+
+        Steps that differ by more do so for reasons of their own: another program ran, or clocks were others.
+        """
         if not self._recorded_ns or not self._plain_ns:
             return _EVENT_WITHIN_NS * self.events_per_step
-        return max(0.0, median(self._recorded_ns) - self.step_ns())
+        slower_ns = max(0.0, median(self._recorded_ns) - self.step_ns())
+        return min(slower_ns, self.events_per_step * self.event_ns) if self.events_per_step else slower_ns
 
     def _share_with_known_median(self) -> float:
         """Share of the op time whose median is known, over the kind of step seen most often."""

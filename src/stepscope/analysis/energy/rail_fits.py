@@ -23,7 +23,7 @@ from stepscope.analysis.energy.measured_energy import (
     training_stretches,
 )
 from stepscope.analysis.energy.power_sources import cut_off_sentence
-from stepscope.analysis.energy.rails import UNUSED, MeasuredRail, RailTree
+from stepscope.analysis.energy.rails import UNUSED, WHOLE_DEVICE, MeasuredRail, RailTree
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.timeline import Lane, Timeline
 from stepscope.analysis.result_cache import ResultCache
@@ -89,9 +89,16 @@ class RailFit:
 
 
 def fit_rails(
-    run: RunReader, tree: RailTree, timelines: RunTimelines | None = None, results: ResultCache | None = None
+    run: RunReader,
+    tree: RailTree,
+    timelines: RunTimelines | None = None,
+    results: ResultCache | None = None,
+    until: str | None = None,
 ) -> list[RailFit]:
-    """Each rail that was sampled while ops were recorded; estimates too, which the caller keeps apart."""
+    """Each rail that was sampled while ops were recorded; estimates too, which the caller keeps apart.
+
+    until: key of the rail after which no other is fitted: it is known without those that start from what it tells.
+    """
     if profiled_steps(run).is_empty() or steps_after_warmup(run).is_empty() or not tree.lines:
         return []
     of = timelines or RunTimelines(run)
@@ -111,9 +118,21 @@ def fit_rails(
         fits[source] = _fit_rail(run, rail, options)
         if (fit := fits[source].fit) is not None:
             calibrations[source] = fit.known
+        if rail.line.key == until:
+            break
     if calibrations and calibrations.keys() - stored.keys():
         store_calibrations(results, "calibration-rails", {**stored, **calibrations})
-    return [fits[rail.line.best.id] for rail in read]
+    return [fits[rail.line.best.id] for rail in read if rail.line.best.id in fits]
+
+
+def whole_device_rail(run: RunReader, tree: RailTree) -> str | None:
+    """Return the key of the measured rail that stands for the whole device: that of the total, or of most power."""
+    lines = [line for line in tree.lines if not line.estimated and line.component != UNUSED]
+    whole = [line for line in lines if line.component in WHOLE_DEVICE]
+    spans = training_stretches(run)
+    if not lines or not len(spans):
+        return None
+    return max(whole or lines, key=lambda line: energy_over(line.best, spans).watts or 0.0).key
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from stepscope.runfolder import RunReader
 
 # Shown, and never added to anything: what a rail feeds where no board file says, and a card of somebody else's work.
 UNKNOWN, UNUSED = "unknown", "unused"
+WHOLE_DEVICE = ("total", "device")  # components that stand for all that is drawn
 _AS_GOOD = 0.9  # of the best coverage: below, a finer source that was mostly dark is no better
 _FEW_STEPS = 100  # of a counter in a run: below, it knows the energy to a percent or worse
 _OF_KIND = {"counter": 0, "gauge": 1, "estimate": 2}
