@@ -40,7 +40,7 @@ from stepscope.analysis.memory.events import Peak, memory_over_time, peak
 from stepscope.analysis.metrics import metrics
 from stepscope.analysis.periodicity import regularity
 from stepscope.analysis.result_cache import ResultCache, cached_per_run
-from stepscope.analysis.summary import main_rail
+from stepscope.analysis.summary import rows_of_main_rail
 from stepscope.analysis.time.collectives import COLLECTIVE_SCHEMA, CollectiveTime, collective_time
 from stepscope.analysis.time.dependencies import Dependencies, dependencies
 from stepscope.analysis.time.operators import self_times
@@ -258,19 +258,18 @@ class Run(RunReader):
     def device_energy(self, by: str = "module") -> pl.DataFrame:
         """Energy per step as `energy` has it, of the rail alone that stands for the whole device.
 
-        The rails beside it are not fitted for it, which behind many rails takes most of the time.
+        It takes less time: the rails beside it are not fitted for it, nor this one where nothing of it could be called
+        known, which then is a single row without a number.
         """
         if self.attribution != "fit" or "attributed_rails" in self.__dict__:
-            whole = self.energy(by)
-            return whole.filter(pl.col("rail") == main_rail(whole))
+            return rows_of_main_rail(self.energy(by))
         check_grouping(by, "fit")
         return self.results.table(f"device-energy-{by}", lambda: self._device_energy(by))
 
     def _device_energy(self, by: str) -> pl.DataFrame:
         until = whole_device_rail(self, self.rails)
         rails = fit_rails(self, self.rails, self._op_timelines, self.results, until)
-        known = energy_by(rails, by, "fit", samples_per_step(self))
-        return known.filter(pl.col("rail") == main_rail(known))
+        return rows_of_main_rail(energy_by(rails, by, "fit", samples_per_step(self)))
 
     def _energy(self, by: str, method: str) -> pl.DataFrame:
         return energy_by(self.attributed_rails, by, method, samples_per_step(self))

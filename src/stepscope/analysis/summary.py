@@ -180,6 +180,12 @@ def main_rail(frame: pl.DataFrame) -> str | None:
     return str(spent["rail"][0])
 
 
+def rows_of_main_rail(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of the rail that stands for the whole device; none where there is none."""
+    rail = main_rail(frame)
+    return frame.clear() if rail is None else frame.filter(pl.col("rail") == rail)
+
+
 def module_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
     """Modules of one rail, most energy first: their J a step by phase beside the sum over phases.
 

@@ -242,10 +242,9 @@ def _attribute(timeline: Timeline, readings: Readings, options: FitOptions) -> A
     bare = residuals / (np.ones(len(residuals)) if rows.theta or rows.trust is None else rows.trust)
     varies = max(float((readings.watts * readings.weight).var()), 1e-30)
     tested = check_residuals(timeline, readings, middle, residuals, bare, 1 - fit.noise / varies)
-    tested = replace(tested, fatal=tested.fatal or reason_too_many_kinds(timeline, FEW_KEYS[0]))
+    tested = replace(tested, fatal=tested.fatal or reason_nothing_told(timeline))
     tested = replace(tested, fatal=tested.fatal or _reason_filter_unknown(readings, sensor, options, shape))
     tested = replace(tested, fatal=tested.fatal or reason_window_too_wide(timeline, readings, fit.watts))
-    tested = replace(tested, fatal=tested.fatal or _reason_few_profiled(timeline))
     spread = spread * tested.factor**2
     errors = replace(errors, moved=errors.moved * tested.factor)
     whole = _assemble_attribution(timeline, readings, sensor, fit, coarse, spread, errors, residuals)
@@ -253,6 +252,11 @@ def _attribute(timeline: Timeline, readings: Readings, options: FitOptions) -> A
         return None
     meanwhile = energy_through_rail(timeline, np.nan_to_num(whole.watts), calibration.model.rc)
     return replace(whole, floor=options.floor, others=others, misfit=tested, meanwhile=meanwhile)
+
+
+def reason_nothing_told(timeline: Timeline) -> str:
+    """Return why no readings could tell the energy of operators; empty where some could."""
+    return reason_too_many_kinds(timeline, FEW_KEYS[0]) or _reason_few_profiled(timeline)
 
 
 def _reason_few_profiled(timeline: Timeline) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import sparse, special  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.alternative_models import model_words
-from stepscope.analysis.energy.attribution import Attribution, FitOptions, attribute_energy
+from stepscope.analysis.energy.attribution import Attribution, FitOptions, attribute_energy, reason_nothing_told
 from stepscope.analysis.energy.calibration_store import SensorCalibration, store_calibrations, stored_calibrations
 from stepscope.analysis.energy.fit_inputs import RunTimeline, RunTimelines, run_readings
 from stepscope.analysis.energy.fit_span import scale_to_whole_run, slice_to_fit
@@ -97,7 +97,8 @@ def fit_rails(
 ) -> list[RailFit]:
     """Each rail that was sampled while ops were recorded; estimates too, which the caller keeps apart.
 
-    until: key of the rail after which no other is fitted: it is known without those that start from what it tells.
+    until: key of the rail after which no other is fitted: it is known without those that start from what it tells. Then
+    nothing is fitted either that no claim could follow from.
     """
     if profiled_steps(run).is_empty() or steps_after_warmup(run).is_empty() or not tree.lines:
         return []
@@ -115,7 +116,7 @@ def fit_rails(
     for rail in sorted(read, key=lambda rail: -rail.strength):
         source = rail.line.best.id
         options = replace(rail.options, known=stored.get(source), **_similar_source(rail, calibrations, fits))
-        fits[source] = _fit_rail(run, rail, options)
+        fits[source] = _fit_rail(run, rail, options, claimed_alone=until is not None)
         if (fit := fits[source].fit) is not None:
             calibrations[source] = fit.known
         if rail.line.key == until:
@@ -171,7 +172,7 @@ def _similar_source(
     return {"near": calibrations[nearest.line.best.id], "same_chip": nearest.chip == rail.chip != ""}
 
 
-def _fit_rail(run: RunReader, rail: _RailInputs, options: FitOptions) -> RailFit:
+def _fit_rail(run: RunReader, rail: _RailInputs, options: FitOptions, claimed_alone: bool) -> RailFit:
     line, ops, readings = rail.line, rail.ops, rail.readings
     inside = readings.select((readings.at >= ops.timeline.begin) & (readings.at <= ops.timeline.end))
     idle = idle_stretch(run, [line.best])
@@ -186,6 +187,8 @@ def _fit_rail(run: RunReader, rail: _RailInputs, options: FitOptions) -> RailFit
         return replace(whole, reason=f"{inside.count} readings of this rail fall into the steps: train longer")
     if ops.reason_not_divided:
         return replace(whole, reason=ops.reason_not_divided)
+    if claimed_alone and (reason := reason_nothing_told(ops.timeline)):
+        return replace(whole, reason=reason)
     fit = attribute_energy(ops.timeline, readings, options)
     if fit is None:
         return replace(whole, reason=_reason_not_fitted(inside))
