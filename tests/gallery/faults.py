@@ -74,7 +74,8 @@ STARTS = {
     "record.framework:_leaves", "record.framework:framework_of", "record.meters:_with_distinct_names",
     "record.meters:parse_meters", "record.processes.training:_compile_script",
     "record.processes.training:_reset_main_module", "record.processes.training:_run_script",
-    "record.processes.training:run_target", "record.profile:Scope.__init__", "record.profile:_is_module",
+    "record.processes.training:run_module_as_main", "record.processes.training:run_target",
+    "record.profile:Scope.__init__", "record.profile:_is_module",
     "record.profile:_as_list", "record.profile:profile.__enter__", "record.profile:profile.__init__",
     "record.settings:parse_max_disk", "record.settings:sampling_period_ns",
 }  # fmt: skip

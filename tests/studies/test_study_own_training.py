@@ -98,6 +98,7 @@ def test_what_a_training_imports_from_beside_it_is_a_part_of_it(
     assert {*training_file_digests("train.py")} == whole
     assert training_file_digests(str(tmp_path / "train.py")) == training_file_digests("train.py")
     assert {*training_file_digests("parts.model:make")} == {"model.py", *parts}
+    assert {*training_file_digests("parts.model", module=True)} == {"model.py", *parts}
     assert {*training_file_digests("broken.py")} == {"broken.py"}
     before = training_file_digests("train.py")
     (tmp_path / "parts/layers.py").write_text("WIDTH = 9\n")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import random
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.machinery import ModuleSpec
 from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.errors import UnknownName
+from stepscope.record.processes.modules import find_module, module_to_run
 from stepscope.request import is_function
 from stepscope.units import plural
 
@@ -38,19 +37,26 @@ def in_rounds(settings: Iterable[Setting], repeats: int, seed: int) -> list[tupl
     return order
 
 
-def training_file_digests(target: str) -> dict[str, str]:
+def training_file_digests(target: str, module: bool = False) -> dict[str, str]:
     """Return the files of a training of the user's own with the SHA-256 of each; empty of a shipped workload.
 
-    They are its file and what that imports from beside it, which may be where the model is.
+    They are its file and what that imports from beside it, which may be where the model is. module: the target is one,
+    as with `python -m`: what lies beside its package counts as well.
     """
-    path = training_path(target)
+    name = target.rpartition(":")[0] if not module and is_function(target) else None
+    root = Path().resolve()
+    if module:
+        spec = module_to_run(target)
+        name, path = spec.name, None if spec.origin is None else Path(spec.origin)
+        root = root if path is None else path.resolve().parents[name.count(".")]
+    else:
+        path = training_path(target)
     if path is None or not path.is_file():
         return {}
-    of_function = is_function(target)
-    root = Path().resolve() if of_function else path.parent.resolve()
+    root = path.parent.resolve() if name is None else root
     finder = ModuleFinder([str(root)])
     with contextlib.suppress(Exception):  # Python says what is wrong with it when it runs
-        finder.import_hook(target.rpartition(":")[0]) if of_function else finder.run_script(str(path))
+        finder.run_script(str(path)) if name is None else finder.import_hook(name)
     imported = [Path(module.__file__) for module in finder.modules.values() if module.__file__]  # type: ignore[attr-defined]
     files = {file.relative_to(root).as_posix(): file for file in imported if not file.samefile(path)}
     return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in {path.name: path, **files}.items()}
@@ -63,17 +69,6 @@ def training_path(target: str) -> Path | None:
         return Path(module if colon and module.endswith(".py") else target)
     spec = find_module(module)
     return None if spec is None or spec.origin is None else Path(spec.origin)
-
-
-def find_module(module: str) -> ModuleSpec | None:
-    """Return where a module of this folder, or of an installed package, is; it is not imported."""
-    sys.path.insert(0, "")
-    try:
-        return importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    finally:
-        sys.path.remove("")
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError, script_not_found_error
 from stepscope.experiments.engine.child import Orders, limit_memory, run_status_and_reason
 from stepscope.experiments.engine.process import last_line
-from stepscope.experiments.engine.sweep_points import find_module
 from stepscope.part_names import has_steps
+from stepscope.record.processes.modules import find_module
 from stepscope.request import is_function
 
 if TYPE_CHECKING:

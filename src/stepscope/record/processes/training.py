@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.clock import PERIOD_NS
 from stepscope.record.fault_boundary import is_ours
 from stepscope.record.processes.children import forked_by_server, join_children, when_imported
+from stepscope.record.processes.modules import add_current_folder
 
 if TYPE_CHECKING:
     from stepscope.record.session import Session
@@ -151,9 +152,7 @@ def run_target(orders_text: str, target: str, arguments: Sequence[str]) -> None:
     sys.orig_argv = [sys.orig_argv[0], *(["-m"] if words["module"] else []), target, *arguments]
     try:
         if words["module"]:
-            sys.path.insert(0, str(Path.cwd()))
-            _reset_main_module(sys.modules["__main__"], None)
-            runpy._run_module_as_main(target, alter_argv=True)  # type: ignore[attr-defined]
+            run_module_as_main(target)
         elif target == STDIN:
             _run_stdin()
         elif pkgutil.get_importer(target) is not None:  # a folder or an archive with a __main__.py
@@ -211,6 +210,13 @@ def claim_writer(run: Path) -> RunWriter:
             writer.update(**({} if rank is not None else {"process": number}))
             return writer
     raise FileExistsError(f"no folder is free below '{run}/ranks'")
+
+
+def run_module_as_main(name: str) -> None:
+    """Run a module in `__main__` itself, as `python -m` does."""
+    add_current_folder()
+    _reset_main_module(sys.modules["__main__"], None)
+    runpy._run_module_as_main(name, alter_argv=True)  # type: ignore[attr-defined]
 
 
 def _run_script(path: Path) -> None:
