@@ -42,9 +42,9 @@ class Option:
     least, above, most: bounds, in SI. unit: s, J, B, degC, g/J, share, or none; bare: the unit of text without one.
     choices: the values that there are, or a function that names them; check: raises where a text cannot be. quick: the
     default with `quick=True`. stated: the help says the default, so that the command line does not repeat it. argument:
-    one without a name there; short: another name there; separate: of many values, each has an option of its own there.
-    typed: on the command line at all; advanced: listed apart there, since few need it. stored: belongs to the question,
-    so that a folder with another value holds another question.
+    one without a name there; short: another name there; leads: stands right before the arguments there; separate: of
+    many values, each has an option of its own there. typed: on the command line at all; advanced: listed apart there,
+    since few need it. stored: belongs to the question, so that a folder with another value holds another question.
     """
 
     help: str
@@ -61,6 +61,7 @@ class Option:
     stated: bool = False
     short: str = ""
     argument: bool = False
+    leads: bool = False
     separate: bool = False
     typed: bool = True
     stored: bool = True
@@ -81,6 +82,9 @@ def option(default: Any, about: str | Option, **known: Any) -> Any:
     if default is REQUIRED:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=None, metadata=metadata)
+
+
+IS_MODULE = Option("TARGET is a module, as with `python -m`.", short="-m", leads=True)
 
 
 @dataclass(frozen=True)
@@ -259,15 +263,21 @@ class Request:
         quick = bool(getattr(self, "quick", False))
         arguments: list[str] = []
         options: list[str] = []
+        leading: list[str] = []
         for name, parameter in parameters(type(self)).items():
             value, usual = getattr(self, name), default_of(parameter, quick)
             if value in (None, ()) or not parameter.option.typed:
                 continue
             if usual is not None and value == parameter.parse(usual):
                 continue
+            if parameter.option.leads:
+                leading.append(parameter.option.short or parameter.flag)
+                continue
             into = arguments if parameter.option.argument else options
             into += parameter.option_words(value)
         options += () if out is None else ("--out", str(out))
+        if leading:
+            return [*options, *leading, *arguments[:1], *(["--"] * (len(arguments) > 1)), *arguments[1:]]
         if any(word.startswith("-") for word in arguments):  # of a script: they end the options
             return [*options, "--", *arguments]
         return [*arguments, *options]

@@ -22,7 +22,7 @@ from stepscope.experiments.paper_p744 import PaperP744
 from stepscope.experiments.partial import PartialTraining
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PowerModes, PrecisionSweep, ThreadSweep
-from stepscope.request import REQUIRED, Option, Request, option, refuse_bare_share
+from stepscope.request import IS_MODULE, REQUIRED, Option, Request, option, refuse_bare_share
 from stepscope.run_paths import NEWEST
 from stepscope.runfolder.schema import PROBED
 
@@ -423,13 +423,15 @@ STUDIES = {
 class FitRequest(Request):
     """Predict, without training, whether a training fits: peak memory, largest batch, and what would make it fit.
 
-    `stepscope fit resnet18-c32 --batch 64 --board tx2` simulates a step on tensors without values. A script is followed
-    to its end, with long loops shortened. `--plan` looks for the cheapest combination of changes that fits, `--prove`
-    trains it. `--probe` trains for real in child processes until one fails, and corrects later answers on this device.
-    `--allocators` runs the step for real under each allocator.
+    `stepscope fit resnet18-c32 --batch 64 --board tx2` simulates a step on tensors without values. A script, or with
+    `-m package.train` a module, is followed to its end, with long loops shortened. `--plan` looks for the cheapest
+    combination of changes that fits, `--prove` trains it. `--probe` trains for real in child processes until one fails,
+    and corrects later answers on this device. `--allocators` runs the step for real under each allocator.
     """
 
-    target: str = option(REQUIRED, "A workload, module:function, or a script followed by its options.", argument=True)
+    target: str = option(
+        REQUIRED, "A workload, module:function, or a script (with -m a module) followed by its options.", argument=True
+    )
     memory: str | None = option(None, "Memory the process may use: 8GB, 512MB, 7.5GiB.")
     account: str = option(
         "resident", "How --memory is counted: resident (RAM), cgroup, address-space (ulimit -v), data (ulimit -d)."
@@ -448,6 +450,7 @@ class FitRequest(Request):
     calibrate: bool = option(None, "Measure single operators here first.")
     probe: bool = option(None, "Train with more and more samples to measure it.")
     allocators: bool = option(None, "Train under each allocator: memory against time.")
+    module: bool = option(False, IS_MODULE)
     figures: Path | None = option(None, "Write pictures of the answer into this folder.")
     beside: tuple[str, ...] | None = option(None, "Another workload to draw beside it; may be repeated.", separate=True)
     format: tuple[str, ...] | None = option(None, "Format of pictures: png (default), svg, pdf or vega.", separate=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepscope.clock import PERIOD_NS
 from stepscope.record.settings import LEAST_DISK
-from stepscope.request import REQUIRED, Request, option
+from stepscope.request import IS_MODULE, REQUIRED, Request, option
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class RunRequest(Request):
         "After the run, measure this device's ceilings for bottleneck and roofline: once per device, a few seconds.",
         advanced=True,
     )
-    module: bool = option(False, "TARGET is a module, as with `python -m`.", short="-m")
+    module: bool = option(False, IS_MODULE)
 
     @property
     def period_ns(self) -> int:

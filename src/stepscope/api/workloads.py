@@ -62,14 +62,17 @@ def fit_script(
     memory: float | str | None = None,
     board: str | None = None,
     allocator: str = "default",
+    module: bool = False,
 ) -> FitResult:
     """Predict whether a training script fits: followed to its end in this process without computing, long loops cut.
 
-    arguments: the script's own. Raises UsageError where the script cannot be followed.
+    arguments: the script's own. module: `script` is the name of a module, which is run as `python -m` runs it. Raises
+    UsageError where the script cannot be followed.
     """
     limit = requested_limit(memory, board, here=memory is None and board is None)
     environment = partial(measured_environment, allocator)
-    return predict_script_fit(str(script), list(arguments), limit, allocator, *(() if board else (environment,)))
+    measured = None if board else environment
+    return predict_script_fit(str(script), list(arguments), limit, allocator, measured, module=module)
 
 
 def workload_facts(*names: str, tier: str | None = None) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import io
 import json as json_format
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -185,18 +186,36 @@ def _numeric(parameter: Parameter) -> bool:
     return single and parameter.type in _METAVARS
 
 
+_MODULE = "module"  # the name of the option that has a module run, as in python -m
+
+
 class ScriptCommand(TyperCommand):
-    """Options and values: behind a script those that are not ours are its own, and behind `--` all are."""
+    """Options and values: behind a script those that are not ours are its own, and behind `--` all are.
+
+    So is `-m` behind it, which is Stepscope's before it alone: there it says that a module is named.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, and let options pass that are not known where a script takes them."""
         takes_value = takes_value_by_option(self.params)
         place = target_index(args, takes_value)
         takes_words = ctx.allow_extra_args or any(option.name == "arguments" for option in self.params)
-        if takes_words and place < len(args) and is_script(args[place]):
-            ctx.ignore_unknown_options = True
-            _warn_of_mistyped_options(args[place], args[place + 1 :], takes_value)
-        return super().parse_args(ctx, args)
+        of_a_module = next((option.opts for option in self.params if option.name == _MODULE), [])
+        leading = [index for index in option_places(args[:place], takes_value) if args[index] in of_a_module]
+        if not (takes_words and place < len(args) and (leading or is_script(args[place]))):
+            return super().parse_args(ctx, args)
+        ctx.ignore_unknown_options = True
+        known = [name for name in takes_value if name not in of_a_module]
+        _warn_of_mistyped_options(args[place], args[place + 1 :], known)
+        ctx.meta[_MODULE] = bool(leading)
+        parsed = super().parse_args(ctx, [word for index, word in enumerate(args) if index not in leading])
+        if of_a_module:
+            ctx.params[_MODULE] = bool(leading)
+        return parsed
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options, without the one that was seen before a script: behind it that is the script's."""
+        return [option for option in super().get_params(ctx) if not (option.name == _MODULE and _MODULE in ctx.meta)]
 
 
 def takes_value_by_option(params: Sequence[Any]) -> dict[str, bool]:
@@ -211,17 +230,55 @@ def takes_value_by_option(params: Sequence[Any]) -> dict[str, bool]:
 
 def target_index(args: Sequence[str], takes_value: Mapping[str, bool]) -> int:
     """Return where the first word stands that is neither an option nor the value of one."""
-    place = 0
+    places = option_places(args, takes_value)
+    return places[-1] + (2 if takes_value.get(args[places[-1]], False) else 1) if places else 0
+
+
+def option_places(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[int]:
+    """Return where the options stand, without their values, up to the first word that is neither."""
+    place, places = 0, list[int]()
     while place < len(args) and args[place].startswith("-") and args[place] not in ("--", "-"):
+        places.append(place)
         place += 2 if takes_value.get(args[place], False) else 1
-    return place
+    return places
 
 
-def _warn_of_mistyped_options(script: str, arguments: Sequence[str], takes_value: Mapping[str, bool]) -> None:
+def refuse_unknown_target(target: str, command: str) -> None:
+    """Raise UsageError for what is surely no workload, with -m where a module of the user's has this name."""
+    from stepscope import workloads
+
+    try:
+        workloads.refuse_unknown(target)
+    except UsageError as refusal:
+        file = _file_of_own_module(target)
+        if file is None:
+            raise
+        text = f"'{target}' is a module, and neither a workload nor a script"
+        hint = f"stepscope {command} -m {target}, or its file: stepscope {command} {shlex.quote(str(file))}"
+        raise UsageError(text, hint) from refusal
+
+
+def _file_of_own_module(name: str) -> Path | None:
+    """Return the file of a module of the user's that Python can run; None where there is none of this name."""
+    from stepscope.record.fault_boundary import is_foreign
+    from stepscope.record.processes.modules import module_to_run
+
+    if not all(part.isidentifier() for part in name.split(".")):
+        return None
+    try:
+        file = module_to_run(name).origin
+    except (UsageError, OSError):  # the current folder may be gone
+        return None
+    if file is None or not is_foreign(file) or not Path(file).is_file():
+        return None
+    return Path(file).relative_to(Path.cwd()) if Path.cwd() in Path(file).parents else Path(file)
+
+
+def _warn_of_mistyped_options(script: str, arguments: Sequence[str], known: Sequence[str]) -> None:
     """Say which of the script's options looks like one of ours: a slip of the finger goes to the script in silence."""
-    ours = [name for name in takes_value if name.startswith("--")]
+    ours = [name for name in known if name.startswith("--")]
     for word in arguments[: arguments.index("--") if "--" in arguments else len(arguments)]:
         name = word.partition("=")[0]
         near = difflib.get_close_matches(name, ours, n=1, cutoff=0.85) if name.startswith("--") else []
-        if near and name not in takes_value:
+        if near and name not in known:
             print_to_stderr(f"{name} is an option of {script}; one of stepscope is {near[0]}")

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from stepscope.api.requests import FitRequest
-from stepscope.cli._options import ScriptCommand, make_command
+from stepscope.cli._options import ScriptCommand, make_command, refuse_unknown_target
 from stepscope.errors import StepscopeError, UsageError, script_not_found_error
+from stepscope.record.processes.modules import module_to_run
 from stepscope.request import UNITS, is_function
 from stepscope.units import bytes_, percent
 
@@ -47,12 +48,12 @@ def _fit(
     from rich.console import Console
 
     target, batch = request.target, request.batch
-    _refuse_unknown(target)
+    _refuse_unknown(request)
     from stepscope.footprint.jobs import is_script
 
     _check_request_set_threads(request)
     _check_pictures(request.figures, request.beside, request.format)
-    script = is_script(target)
+    script = request.module or is_script(target)
     out = _reserve_stdout_for_answer() if script else sys.stdout
     if script:
         _refuse_for_a_script(
@@ -80,8 +81,9 @@ def _fit(
         question = _build_job_question(request, job, limit, calibration)
         answer = predict_fit(question)
     real = RealSteps(
-        target, answer.batch or None, request.optimizer, request.precision, request.threads, tuple(context.args)
-    )
+        target, answer.batch or None, request.optimizer, request.precision, request.threads, tuple(context.args),
+        module=request.module,
+    )  # fmt: skip
     trades = measure_allocators(console, real, answer, calibration) if request.allocators else []
     if question is not None and (request.plan or request.prove):
         answer = _with_plan(console, question, request, real, answer)
@@ -169,14 +171,16 @@ def _make_and_prove_plan(
     return replace(plan, proof=proof), notes
 
 
-def _refuse_unknown(target: str) -> None:
-    """A workload or script that is none, before anything heavy is imported, or said of it."""
+def _refuse_unknown(request: FitRequest) -> None:
+    """A workload, script or module that is none, before anything heavy is imported, or said of it."""
+    target = request.target
+    if request.module:
+        module_to_run(target)
+        return
     if target.endswith(".py") and not Path(target).is_file():
         raise script_not_found_error(target)
     if ":" not in target and not target.endswith(".py") and not Path(target).exists():
-        from stepscope import workloads
-
-        workloads.refuse_unknown(target)
+        refuse_unknown_target(target, "fit")
 
 
 def _check_request_set_threads(request: FitRequest) -> None:
@@ -199,7 +203,7 @@ def _check_request_set_threads(request: FitRequest) -> None:
         import torch
 
         torch.set_num_threads(threads)
-    if request.optimizer is not None and is_function(request.target):
+    if request.optimizer is not None and not request.module and is_function(request.target):
         raise UsageError("the function chooses the optimizer", "leave --optimizer out")
 
 
@@ -283,7 +287,7 @@ def _predict_script_fit(console: Console, request: FitRequest, arguments: list[s
     here = None if request.board is not None else environment
     typer.echo(f"{request.target} runs on tensors without values: losses that it prints now mean nothing", err=True)
     platform = platform_of(request.board, threads=request.threads)
-    return predict_script_fit(request.target, arguments, limit, request.malloc, here, platform)
+    return predict_script_fit(request.target, arguments, limit, request.malloc, here, platform, request.module)
 
 
 def _reserve_stdout_for_answer() -> TextIO:

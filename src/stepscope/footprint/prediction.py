@@ -39,7 +39,7 @@ from stepscope.footprint.cuda_settings import parse_settings
 from stepscope.footprint.jobs import DEFAULT_BATCH, job_of
 from stepscope.footprint.result import FitResult, LivePeak, Option
 from stepscope.footprint.savings import is_worth_showing, ways
-from stepscope.footprint.script import dry_run_script
+from stepscope.footprint.script import ScriptLog, dry_run_script
 from stepscope.footprint.simulator import LoaderMemory, Simulator, largest_batch, live_peak, reserved_of, scene_peaks
 from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import (
@@ -442,15 +442,17 @@ def predict_script_fit(
     allocator: str = "default",
     environment: Callable[[Iterable[str]], BaselineMemory] | None = None,
     platform: Platform | None = None,
+    module: bool = False,
 ) -> FitResult:
     """Predict from the whole program, as far as it can be followed; options are those that leave the script unchanged.
 
     environment: of a process that imports these modules; None: it will run on another machine, with this platform.
+    module: the target is one, as with `python -m`.
     """
     platform = platform or (other_platform() if environment is None else this_platform())
     workspaces = Workspaces(platform, calibration.load_calibration(calibration.calibration_path()).probed)
     book = OpCallRecorder(workspaces, None, workspaces.uncovered)
-    watched = dry_run_script(target, arguments, book)
+    watched = dry_run_script(target, arguments, book, module)
     logs = [watched.log] if watched.later is None else [watched.log, watched.later]
     if environment is not None and book.calls:
         size_of = _probed_size_lookup(_probe_and_save(book))
@@ -476,6 +478,20 @@ def predict_script_fit(
     answer = _make_result(simulator, live, limit, unsure)
     others = [name for name in ALLOCATORS if name != simulator.allocator.name]
     options = [_allocator_option(simulator, answer, limit, name) for name in others]
+    notes = _notes_of_script(watched, log, answer)
+    if watched.rest_unknown:
+        verdict = answer.verdict if answer.verdict in (None, NO_FIT) else words.CANNOT_TELL
+        answer, options = replace(answer, at_least=True, verdict=verdict), []
+    return replace(
+        answer, name=target if module else Path(target).stem,
+        method=words.DRY_RUN if watched.stopped is None else words.OWN_BATCH,
+        options=tuple(option for option in options if option.gain > 0), stopped=watched.stopped,
+        not_modelled=not_modelled, notes=tuple(notes), ops=log.ops,
+        seconds=watched.seconds, scenes=scene_peaks(log), events=log.frame(), simulator=simulator,
+    )  # fmt: skip
+
+
+def _notes_of_script(watched: ScriptLog, log: StorageLog, answer: FitResult) -> list[str]:
     notes = ["the batch is the script's own: for the largest batch and more ways, give module:function"]
     notes += _note_of_mapped_files(watched.loading, answer)
     if log.value_reads:
@@ -483,15 +499,7 @@ def predict_script_fit(
     if watched.presumed:
         where = ", ".join(watched.presumed)
         notes.append(f"taken to hold, since it fails with rounds omitted or values made up: the assertion at {where}")
-    if watched.rest_unknown:
-        verdict = answer.verdict if answer.verdict in (None, NO_FIT) else words.CANNOT_TELL
-        answer, options = replace(answer, at_least=True, verdict=verdict), []
-    return replace(
-        answer, name=Path(target).stem, method=words.DRY_RUN if watched.stopped is None else words.OWN_BATCH,
-        options=tuple(option for option in options if option.gain > 0), stopped=watched.stopped,
-        not_modelled=not_modelled, notes=tuple(notes), ops=log.ops,
-        seconds=watched.seconds, scenes=scene_peaks(log), events=log.frame(), simulator=simulator,
-    )  # fmt: skip
+    return notes
 
 
 _MORE = 1.01  # times the most: what omitted rounds take besides is worth a word

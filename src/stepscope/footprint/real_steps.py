@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.dry import Job
 from stepscope.record.dry.allocator_costs import StepClock, StepCost, cost_as_json_line, measured_steps
+from stepscope.record.processes.modules import add_current_folder
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class RealSteps:
     threads: int | None = None
     arguments: tuple[str, ...] = ()  # of a script
     changed: dict[str, Any] | None = None
+    module: bool = False  # the target is a module, as with `python -m`
 
     def command(self, steps: int) -> list[str]:
         """Return the command that prints their cost as its last line."""
@@ -45,8 +47,8 @@ class RealSteps:
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        if is_script(self.target):
-            return script_steps(self.target, self.arguments, steps)
+        if self.module or is_script(self.target):
+            return script_steps(self.target, self.arguments, steps, self.module)
         job = job_of_target(self.target, self.optimizer, self.precision)
         size = self.batch or job.default_batch
         if self.changed is not None:
@@ -64,16 +66,22 @@ def job_steps(job: Job, batch: int, steps: int) -> StepCost:
     return measured_steps(lambda: job.step(model, optimizers, inputs), steps)
 
 
-def script_steps(target: str, arguments: Sequence[str], steps: int) -> StepCost:
-    """Measure steps of a script's own loop, from one update of its first optimizer to the next, then end it."""
+def script_steps(target: str, arguments: Sequence[str], steps: int, module: bool = False) -> StepCost:
+    """Measure steps of a script's own loop, from one update of its first optimizer to the next, then end it.
+
+    module: the target is one, as with `python -m`.
+    """
     offer_to_be_killed_first()
     clock = StepClock(steps)
     with (
         contextlib.suppress(EndOfSteps),
-        as_main(target, arguments),
+        as_main(target, arguments, module),
         until_enough_steps(lambda _: clock.note_step_end()),
     ):
-        runpy.run_path(str(Path(target).absolute()), run_name="__main__")
+        if module:
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(Path(target).absolute()), run_name="__main__")
         raise UsageError(
             f"'{target}' ended before it had made enough optimizer steps to be measured",
             "have it make ten steps or more",
@@ -122,11 +130,14 @@ def until_enough_steps(stepped: Callable[[Any], bool]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_main(target: str, arguments: Sequence[str]) -> Iterator[None]:
-    """Return what `python target arguments` sets up; what the script prints goes to stderr."""
+def as_main(target: str, arguments: Sequence[str], module: bool = False) -> Iterator[None]:
+    """Return what `python target arguments` sets up, or `python -m target`; what it prints goes to stderr."""
     kept_argv, kept_path = sys.argv, list(sys.path)
-    sys.argv = [target, *arguments]
-    sys.path.insert(0, str(Path(target).resolve().parent))
+    sys.argv = ["-m" if module else target, *arguments]  # as Python has it until a module is found
+    if module:
+        add_current_folder()
+    else:
+        sys.path.insert(0, str(Path(target).resolve().parent))
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield

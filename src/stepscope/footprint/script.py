@@ -8,7 +8,6 @@ torch.load.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import os
 import re
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from stepscope.errors import StepscopeError, UsageError, script_not_found_error
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint.real_steps import EndOfSteps, as_main, killed_first
 from stepscope.footprint.script_exit import ScriptExit, keep_random_states, preserve_process_state
 from stepscope.footprint.script_files import ScriptFiles
@@ -37,6 +36,7 @@ from stepscope.footprint.script_modules import UserModules, clear_module_objects
 from stepscope.footprint.script_processes import Processes, Ranks
 from stepscope.footprint.script_progress import Growth, Progress, note_compiled_models, temporary_attribute
 from stepscope.footprint.script_rewriter import install_for_scripts
+from stepscope.footprint.script_target import ScriptTarget, find_target, hint_of_module
 from stepscope.footprint.simulator import LoaderMemory
 from stepscope.footprint.time_limit import TimeLimit, TimeLimitReached, time_limit_cause
 from stepscope.record.dry.dry_run import STEPS, DryRunStopped, made_up_number, preserve_rng_and_hide_warnings
@@ -76,26 +76,25 @@ class ScriptLog:
     presumed: tuple[str, ...] = ()
 
 
-def dry_run_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptLog:
+def dry_run_script(target: str, arguments: Sequence[str], hidden: Rule, module: bool = False) -> ScriptLog:
     """Run a script on fake tensors; where they stop it, for real until it made two updates. Its output goes to stderr.
 
-    UsageError where there is no script, or where it ends without having trained anything.
+    module: the target is one, as with `python -m`. UsageError where there is none, or where it ends without having
+    trained anything.
     """
-    if not Path(target).is_file():
-        raise script_not_found_error(target)
-    began = time.perf_counter()
-    follower, stopped = Follower(target, hidden), None
+    script, began = find_target(target, module), time.perf_counter()
+    follower, stopped = Follower(script, hidden), None
     try:
         try:
             follower.run(arguments)
         except DryRunStopped as stop:
             if NO_SAVED_HOOKS not in stop.reason:
                 raise
-            follower = Follower(target, hidden, sees_saved=False)
+            follower = Follower(script, hidden, sees_saved=False)
             follower.run(arguments)
     except DryRunStopped as stop:
         stopped = str(stop)
-        follower = Follower(target, None)
+        follower = Follower(script, None)
         with killed_first():
             follower.run(arguments)
     watched = ScriptLog(
@@ -103,7 +102,7 @@ def dry_run_script(target: str, arguments: Sequence[str], hidden: Rule) -> Scrip
         stopped,
         time.perf_counter() - began,
         tuple(follower.progress.missed),
-        imports_of_script(Path(target), follower.memory.imported),
+        imports_of_script(Path(script.file), follower.memory.imported, script.folder, script.packages),
         follower.loading(),
         follower.progress.rest_unknown,
         presumed=tuple(follower.loops.presumed),
@@ -163,17 +162,17 @@ class Follower:
     """One run of a script, and what is seen of it."""
 
     def __init__(
-        self, target: str, hidden: Rule | None, second: SecondPass | None = None, sees_saved: bool = True
+        self, target: ScriptTarget, hidden: Rule | None, second: SecondPass | None = None, sees_saved: bool = True
     ) -> None:
         """hidden: what kernels of fake tensors allocate; None: on real tensors. sees_saved: what autograd saves."""
         fake = hidden is not None
         self.log = StorageLog(hidden or nothing_hidden, _made_up_number if fake else None, sees_saved)
         self.progress, self.sees_saved = Progress(self.log), sees_saved
         self.target, self._fake = target, fake
-        self._path = str(Path(target).absolute())  # the script may change its folder
+        self._path = target.file  # absolute: the script may change its folder
         self.whole = False  # whether it came to its end, or made as many updates as it may
-        self.time_limit = TimeLimit(self._path, None if second is None else second.most_s)
-        self.memory = ScriptMemory(self.progress, self._path, fake)
+        self.time_limit = TimeLimit(self._path, None if second is None else second.most_s, target.packages)
+        self.memory = ScriptMemory(self.progress, target.folder, fake)
         forced = {} if second is None else second.forced
         self.loops = Loops(self.progress, self.memory.note_arrays_after_loop, forced, self.time_limit.check)
         self.progress.last_rounds += second is not None
@@ -190,9 +189,9 @@ class Follower:
         try:
             with (
                 self.memory.measure(), preserve_rng_and_hide_warnings(), preserve_process_state(),
-                as_main(self.target, arguments),
+                as_main(self.target.name, arguments, self.target.module is not None),
                 self._files.intercept() as files,
-                UserModules(self.loops.rewriter.transform, files, self.target).intercept(),
+                UserModules(self.loops.rewriter.transform, files, self.target.folder).intercept(),
                 install_for_scripts(self.loops),
                 self._loaders.followed_loaders(), self.memory.split_imports(), self._processes.intercept(),
                 note_compiled_models(self.progress), self._exit.intercept(), keep_random_states(),
@@ -213,8 +212,8 @@ class Follower:
                 self._handle_stopped_dry_run(f"the script left with {end.code}", end)
             if not self.whole and self.progress.updates == 0:
                 raise UsageError(
-                    f"'{self.target}' left with {end.code} before it trained anything",
-                    f"its own arguments stand behind it: stepscope fit {self.target} --epochs 1",
+                    f"'{self.target.name}' left with {end.code} before it trained anything",
+                    f"its own arguments stand behind it: stepscope fit {self.target.words} --epochs 1",
                 ) from end
         except Exception as error:
             self._handle_error(error)
@@ -225,7 +224,7 @@ class Follower:
         if self.progress.updates == 0:
             where = "in other processes alone" if self._processes.trained.value else "nothing that can be seen"
             raise UsageError(
-                f"'{self.target}' ended without an optimizer step: it trains {where}",
+                f"'{self.target.name}' ended without an optimizer step: it trains {where}",
                 "give a script that trains by itself, or module:function",
             )
 
@@ -236,14 +235,14 @@ class Follower:
         return replace(self._loaders.loading, arrays=memory.arrays, earlier=memory.earlier, mapped=mapped)
 
     def _execute_script(self) -> None:
-        """Run the script as `python script` would, with its loops cut."""
-        code = self.loops.rewriter.transform(Path(self._path).read_bytes(), self._path, of_module=False)
+        """Run the script as Python would, with its loops cut."""
         module = types.ModuleType("__main__")
-        module.__dict__.update({"__file__": self._path, "__builtins__": builtins})
         plain = sys.modules["__main__"]
         sys.modules["__main__"] = module
         try:
             with self._exit.take_place():
+                module.__dict__.update(self.target.main_names())
+                code = self.loops.rewriter.transform(Path(self._path).read_bytes(), self._path, of_module=False)
                 exec(code, module.__dict__)
         finally:
             self.memory.measure_later_growth()
@@ -291,23 +290,23 @@ class Follower:
             reason = (str(error).splitlines() or [""])[0]
             self._handle_stopped_dry_run(f"{self._script_line_of_error(error)}{type(error).__name__}: {reason}", error)
         else:
-            hint = f"python {self.target} shows it in full"
+            hint = f"python {self.target.words} shows it in full"
             if self._processes.refused:
                 hint = f"fit does not run {self._processes.refused[-1]!r}: run first what it needs of that"
             elif isinstance(error, EOFError):
-                hint = f"it reads standard input: stepscope fit {self.target} < FILE gives it some"
+                hint = f"it reads standard input: stepscope fit {self.target.words} < FILE gives it some"
             elif "attempted relative import" in str(error):
-                hint = "it is a module of a package: give a script beside the package that imports it and calls it"
+                hint = hint_of_module(self._path)
             elif "RANK" in str(error):
-                hint = f"it is for a launcher: RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 stepscope fit {self.target}"
+                hint = f"it is for a launcher: RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 stepscope fit {self.target.words}"
             how = "without the other members of its process group" if self._ranks.others else "by itself"
             reason = f"{self._script_line_of_error(error)}{type(error).__name__}: {error}"
-            raise StepscopeError(f"'{self.target}' fails {how}: {reason}", hint) from error
+            raise StepscopeError(f"'{self.target.name}' fails {how}: {reason}", hint) from error
 
     def _give_up(self, end: TimeLimitReached) -> None:
         if self.progress.updates == 0:
             raise UsageError(
-                f"'{self.target}' had made no optimizer step when {end}",
+                f"'{self.target.name}' had made no optimizer step when {end}",
                 "give it less to do before it trains, or module:function",
             ) from end
         self.progress.note_missed(f"what comes after {self.progress.updates} updates: {end}")

@@ -36,10 +36,10 @@ _OWN_TRAINING = 250_000_000  # the same where it trains for real
 class ScriptMemory:
     """Memory of this process that is the script's, B: `arrays` least and most, `earlier` at most before an update."""
 
-    def __init__(self, progress: Progress, target: str, fake: bool) -> None:
+    def __init__(self, progress: Progress, folder: Path, fake: bool) -> None:
         self.arrays, self.earlier = (0, 0), 0
         self.mapped: tuple[int, int] | None = None  # of files since the first update, least and most, B
-        self._progress, self._log, self._target, self._fake = progress, progress.log, target, fake
+        self._progress, self._log, self._folder, self._fake = progress, progress.log, folder, fake
         self._files_before: frozenset[str] = frozenset()  # that were mapped
         self._before = (0, 0)  # resident bytes of this process, and the most that they had been
         self._imported = self._grown = 0  # B: of imports, and the most beside them
@@ -154,7 +154,7 @@ class ScriptMemory:
 
     def _is_beside(self, module: str) -> bool:
         """Return whether a module is the script's own: what it makes of data as it is imported is no import."""
-        path = Path(self._target).parent / module.partition(".")[0]
+        path = self._folder / module.partition(".")[0]
         return path.is_dir() or path.with_suffix(".py").is_file()
 
 
@@ -241,39 +241,46 @@ def _array_sizes(log: StorageLog) -> Counter[int]:
     return Counter(size for place, size in sizes.items() if size and place not in twins)
 
 
-def imports_of_script(script: Path, brought: Iterable[str] = ()) -> frozenset[str]:
+def imports_of_script(
+    script: Path, brought: Iterable[str] = (), folder: Path | None = None, packages: Iterable[str] = ()
+) -> frozenset[str]:
     """Modules beside torch and the standard library that a script and files beside it import, and what came along.
 
-    brought: modules that were not there before its imports, as those of torch's that not each training needs.
+    brought: modules that were not there before its imports, as those of torch's that not each training needs. folder:
+    where its own modules are, if that is not beside it. packages: files of the packages that it is a module of.
     """
+    folder = script.parent if folder is None else folder
     named: set[str] = set()
     visited: set[Path] = set()
-    waiting = [script]
+    waiting = [script, *map(Path, packages)]
     while waiting:
         file = waiting.pop()
         if file in visited:
             continue
         visited.add(file)
-        for name in _imported(file):
-            own = script.parent / Path(*name.split("."))
+        for within, name in _imported(file):
+            own = (within or folder) / Path(*name.split("."))
             beside = [path for path in (own.with_suffix(".py"), own / "__init__.py") if path.is_file()]
             waiting += beside
-            if not beside:
+            if not (beside or within):
                 named.add(name)
     packages = {name.partition(".")[0] for name in named} - sys.stdlib_module_names - {"torch", "stepscope"}
-    mine = {"__main__", "stepscope", *(path.stem for path in script.parent.glob("*.py"))} | sys.stdlib_module_names
+    mine = {"__main__", "stepscope", *(path.stem for path in folder.glob("*.py"))} | sys.stdlib_module_names
     along = {name for name in brought if name.partition(".")[0] not in mine}
     return frozenset(name for name in sys.modules if name.partition(".")[0] in packages) | along
 
 
-def _imported(file: Path) -> Iterable[str]:
+def _imported(file: Path) -> Iterable[tuple[Path | None, str]]:
+    """Yield the names that a file imports, each with the folder in which a relative one is looked for."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((None, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            within = list(file.parents)[: node.level][-1] if node.level else None
+            start = [node.module] if node.module else []
+            names = [".".join([*start, alias.name]) for alias in node.names]
+            yield from ((within, name) for name in [*start, *names])

@@ -43,9 +43,9 @@ class UserModules:
     What nobody else finds the script may have written. No bytecode is written meanwhile.
     """
 
-    def __init__(self, transform: Transform, files: Overlay, target: str) -> None:
+    def __init__(self, transform: Transform, files: Overlay, folder: Path) -> None:
         self.transform, self._files = transform, files
-        self._folder = Path(target).resolve().parent
+        self._folder = folder  # of the script
         self._own_names: list[str] = []
         self._thread = threading.get_ident()
 
@@ -85,12 +85,17 @@ class UserModules:
         finally:
             sys.dont_write_bytecode = plain
             sys.meta_path.remove(self)
-            for name in list(sys.modules):
-                if name in self._own_names or (name not in before and self._is_beside(sys.modules[name])):
+            later = [name for name in list(sys.modules) if name not in before and self._is_own(name)]
+            for name in dict.fromkeys([*self._own_names, *later]):
+                if name in sys.modules:
                     clear_module_objects(sys.modules.pop(name))
 
-    def _is_beside(self, module: types.ModuleType) -> bool:
+    def _is_own(self, name: str) -> bool:
+        """Return whether a module is one beside the script, or a folder of the user's that is a package."""
+        module = sys.modules[name]
         file = getattr(module, "__file__", None)
+        if file is None:
+            return any(is_foreign(folder) for folder in getattr(module, "__path__", ()))
         return isinstance(file, str) and is_foreign(file) and self._folder in Path(file).resolve().parents
 
 

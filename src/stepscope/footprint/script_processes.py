@@ -20,6 +20,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,13 @@ def _starts_itself(command: Any) -> bool:
     words = command.split() if isinstance(command, str) else command if isinstance(command, (list, tuple)) else []
     names = [Path(os.fsdecode(word)).name for word in words]
     runs_python = bool(names) and names[0].startswith("python")
-    return any(name in _LAUNCHERS for name in names[:3]) or (runs_python and Path(sys.argv[0]).name in names)
+    if any(name in _LAUNCHERS for name in names[:3]):
+        return True
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of a module that is followed
+    named = () if spec is None else (spec.name, spec.name.removesuffix(".__main__"))
+    return runs_python and (
+        Path(sys.argv[0]).name in names or any(flag == "-m" and name in named for flag, name in pairwise(names))
+    )
 
 
 def _shared_number() -> ctypes.c_int64:

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stepscope.footprint.real_steps import EndOfSteps
@@ -38,7 +38,8 @@ class TimeLimitReached(EndOfSteps):
 class TimeLimit:
     """The time of one script; `check` is called by its loops, and by a timer while it is `kept`."""
 
-    def __init__(self, target: str, most_s: float | None = None) -> None:
+    def __init__(self, target: str, most_s: float | None = None, packages: Sequence[str] = ()) -> None:
+        self._files = (target, *packages)  # of which one is below all that the script does
         self._target, self.most_s, self._whole = target, MOST_BEFORE_S if most_s is None else most_s, most_s is None
         self._began = self._busy_at = time.monotonic()
         self._began_cpu = self._busy_cpu = time.process_time()
@@ -73,8 +74,13 @@ class TimeLimit:
         return True
 
     def _tick(self, _number: int, frame: Any) -> None:
-        if self._script_line(frame) is not None and not _is_in_finalizer(frame):  # not on its way out, which is ours
+        if self._is_in_script(frame) and not _is_in_finalizer(frame):  # not on its way out, which is ours
             self.check(frame)
+
+    def _is_in_script(self, frame: Any) -> bool:
+        while frame is not None and frame.f_code.co_filename not in self._files:
+            frame = frame.f_back
+        return frame is not None
 
     def _script_line(self, frame: Any) -> int | None:
         while frame is not None and frame.f_code.co_filename != self._target:
