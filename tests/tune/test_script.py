@@ -9,6 +9,8 @@ import pytest
 from tests.patience import HANG_S
 
 import stepscope
+from stepscope.__main__ import main
+from stepscope.cli.tune import _run_command
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.tune import TuneRequest
 from stepscope.experiments.tune.process import RestartingTraining
@@ -69,6 +71,25 @@ def test_a_script_takes_changes_between_its_steps_and_is_started_again(script: P
             place.ask(HANG_S, do="block", changes=[], warmup=1, steps=40)
     finally:
         place.close()
+
+
+def test_a_module_is_tuned_as_python_m_runs_it(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "packaged").mkdir()
+    (tmp_path / "packaged/noted.py").write_text("from pathlib import Path\n")
+    relative = SCRIPT.replace("from pathlib import Path", "from .noted import Path")
+    where = "seen.append((__package__, __spec__.name, sys.argv[0], sys.path[0]))\n"
+    (tmp_path / "packaged/train.py").write_text(relative.replace("def watch", f"{where}def watch"))
+    noted = tmp_path / "two words.json"
+    orders = {"script": "packaged.train", "module": True, "arguments": ["80", str(noted)], "facts": {}, "threads": 2}
+    place = RestartingTraining(orders, tmp_path / "log.txt", {})
+    try:
+        place.ask(HANG_S, do="facts")
+        assert len(place.ask(HANG_S, do="block", changes=[], warmup=1, steps=3)["seconds"]) == 3
+    finally:
+        place.close()
+    file = tmp_path / "packaged/train.py"
+    assert json.loads(noted.read_text())[0] == ["packaged", "packaged.train", str(file), str(tmp_path)]
 
 
 BLOCKS = """
@@ -169,6 +190,49 @@ def test_the_command_that_goes_on_has_its_folder_before_the_script_s_own_options
         "stepscope tune --minutes 0.5 --out o -- train.py --width 8"
     )
     assert TuneRequest("train.py").command_line("stepscope", "tune", out=Path("o")) == "stepscope tune train.py --out o"
+
+
+def test_the_commands_of_a_module_say_m_right_before_it_and_are_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[TuneRequest] = []
+
+    def tuned(request: TuneRequest, folder: Path, progress: bool) -> None:
+        asked.append(request)
+        raise UsageError("enough")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("stepscope.api.tune.run_tune_request", tuned)
+    (tmp_path / "packaged").mkdir()
+    (tmp_path / "packaged/__main__.py").write_text("")  # also a folder that Python runs
+    for arguments, line in (
+        (("-m", "two words", "--minutes", "9"), "-m packaged -- -m 'two words' --minutes 9"),
+        (("3",), "-m packaged -- 3"),
+        ((), "-m packaged"),
+    ):
+        request = TuneRequest("packaged", arguments, minutes=0.5, module=True)
+        assert (
+            request.command_line("stepscope", "tune", out=Path("o")) == f"stepscope tune --minutes 0.5 --out o {line}"
+        )
+        assert main(["tune", *request.words(Path("o"))]) == 2
+        assert asked.pop() == request
+        assert (request.subject, request.of_a_script, request.of_a_function) == ("packaged", True, False)
+    assert _run_command(Path("x.toml"), request) == "stepscope run --with x.toml -m packaged"
+    (tmp_path / "train.py").write_text("")
+    assert main(["tune", "train.py", "-m", "3", "--minutes", "2"]) == 2  # behind a script it is the script's
+    assert (asked[-1].module, asked[-1].arguments, asked[-1].minutes) == (False, ("-m", "3"), 2)
+    capsys.readouterr()
+
+
+def test_a_module_that_is_not_there_is_refused_before_anything_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(UsageError, match="there is no module 'trian' here") as refused:
+        stepscope.tune("trian", module=True, out=tmp_path / "out")
+    assert refused.value.hint == "did you mean -m train?"
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_script_that_trains_nothing_is_told_with_what_it_printed(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from tests.fabricate import fabricate_run
 
 from stepscope import Run
 from stepscope.analysis.first_screen import machine_name
-from stepscope.analysis.suggested_changes import what_to_change
+from stepscope.analysis.suggested_changes import refuse_other_training, what_to_change
+from stepscope.errors import UsageError
+from stepscope.experiments.sweeps import user_training
 from stepscope.report import first_screen, terminal_report
 from stepscope.report.page.parts import Command, Note
 from stepscope.report.sections import changes
@@ -212,3 +214,36 @@ def test_the_command_of_a_script_has_the_script_and_its_arguments(tmp_path: Path
     meta = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     (folder / "run.json").write_text(json.dumps({**meta, "script": "train.py", "argv": argv}), encoding="utf-8")
     assert what_to_change(Run(folder)).command == "stepscope tune train.py -- --epochs 3"
+
+
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [
+        ("packaged.train", ["/home/me/packaged/train.py", "--epochs", "3"]),
+        ("packaged.train", ["stepscope", "run", "-m", "packaged.train", "--", "--epochs", "3"]),
+        ("packaged.deep", ["/home/me/packaged/deep/__main__.py", "--epochs", "3"]),
+        ("train", ["/home/me/train.py", "--epochs", "3"]),
+    ],
+)
+def test_the_command_of_a_module_says_so(tmp_path: Path, name: str, argv: list[str]) -> None:
+    folder = fabricate_run(tmp_path / "runs", steps=20)
+    meta = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    workload = {**meta["workload"], "name": name}
+    recorded = {**meta, "script": name, "argv": argv, "workload": workload}
+    recorded.pop("simulated", None)
+    (folder / "run.json").write_text(json.dumps(recorded), encoding="utf-8")
+    run = Run(folder)
+    assert what_to_change(run).command == f"stepscope tune -m {name} -- --epochs 3"
+    here = machine_name(run) or ""
+    refuse_other_training(run, name, None, ("--epochs", "3"), here, module=True)
+    with pytest.raises(UsageError, match="was given --epochs 3"):
+        refuse_other_training(run, name, None, (), here, module=True)
+
+
+def test_the_command_of_a_function_names_the_function(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path / "runs", steps=20)
+    meta = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    argv = [user_training.__file__, "mine:training", "8"]
+    recorded = {**meta, "script": user_training.__name__, "argv": argv}
+    (folder / "run.json").write_text(json.dumps(recorded), encoding="utf-8")
+    assert what_to_change(Run(folder)).command == "stepscope tune mine:training --batch 8"

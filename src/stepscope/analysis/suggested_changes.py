@@ -142,7 +142,7 @@ def _same_training(run: Run, findings: Mapping[str, Any]) -> bool:
     target = str(settings.get("target", ""))
     device = machine_name(run)
     return (
-        Path(target).stem == workload.get("name")
+        _recorded_name(target, bool(settings.get("module"))) == workload.get("name")
         and settings.get("batch") == workload.get("batch_size")
         and list(settings.get("arguments") or ()) == _script_arguments(run)
         and (device is None or device == findings.get("device"))
@@ -150,10 +150,12 @@ def _same_training(run: Run, findings: Mapping[str, Any]) -> bool:
     )
 
 
-def refuse_other_training(run: Run, target: str, batch: int | None, arguments: Sequence[str], here: str) -> None:
-    """Raise UsageError where a run is not of this workload or script, its arguments, batch size and device."""
+def refuse_other_training(
+    run: Run, target: str, batch: int | None, arguments: Sequence[str], here: str, module: bool = False
+) -> None:
+    """Raise UsageError where a run is not of this workload, script or module, its arguments, batch size and device."""
     workload, device = run.meta.get("workload") or {}, machine_name(run)
-    if Path(target).stem != workload.get("name"):
+    if _recorded_name(target, module) != workload.get("name"):
         raise UsageError(f"--what-if: the run is of {workload.get('name')}, not of {target}", "give a run of the same")
     if run.simulated is not None:
         raise UsageError("--what-if: the sensors of that run were simulated", "give a run of this device")
@@ -162,7 +164,8 @@ def refuse_other_training(run: Run, target: str, batch: int | None, arguments: S
     if "domain" in workload and "float32" not in str(workload.get("precision", "float32")):
         raise UsageError(f"--what-if: the run computes in {workload['precision']}", "give a run in float32")
     command = redact_command_line(["stepscope", "run", target, "--", *arguments])[4:]
-    if target.endswith(".py") and run.meta.get("argv") and command != (recorded := _script_arguments(run)):
+    of_a_script = module or target.endswith(".py")
+    if of_a_script and run.meta.get("argv") and command != (recorded := _script_arguments(run)):
         raise UsageError(
             f"--what-if: the script of the run was given {shlex.join(recorded) or 'no arguments'}",
             "give it the same after --",
@@ -174,16 +177,39 @@ def refuse_other_training(run: Run, target: str, batch: int | None, arguments: S
         )
 
 
+def _recorded_name(target: str, module: bool) -> str:
+    """Return the name that `stepscope run` gives a training."""
+    return target if module else Path(target).stem
+
+
+def _is_of_module(run: Run, script: str) -> bool:
+    """Return whether what ran was a module of this name: as it was asked for, or as the process saw it."""
+    argv = [str(word) for word in run.meta.get("argv") or ()]
+    return argv[:4] == ["stepscope", "run", "-m", script] or _is_file_of_module("".join(argv[:1]), script)
+
+
+def _is_file_of_module(file: str, name: str) -> bool:
+    """Return whether a file is that of a module of this name, or the `__main__` of such a package."""
+    path, parts = Path(file), tuple(name.split("."))
+    places = path.parent.parts if path.stem == "__main__" else path.with_suffix("").parts
+    return path.suffix == ".py" and places[-len(parts) :] == parts
+
+
 def _command(run: Run) -> list[str]:
     """Return the command that would measure them."""
     script, arguments = run.meta.get("script"), _script_arguments(run)
-    if script and Path(str(script)).suffix == ".py":  # not torchrun, nor a folder
-        return ["stepscope", "tune", str(script), *(["--", *arguments] if arguments else [])]
+    of_a_module = bool(script) and _is_of_module(run, str(script))
+    if of_a_module and str(script).startswith("stepscope."):  # ours, that trains what a function returns
+        function, *batch = arguments or ["MODULE:FUNCTION"]
+        return ["stepscope", "tune", function, *(["--batch", batch[0]] if batch else [])]
+    if script and (of_a_module or Path(str(script)).suffix == ".py"):  # not torchrun, nor a folder
+        named = ["-m", str(script)] if of_a_module else [str(script)]
+        return ["stepscope", "tune", *named, *(["--", *arguments] if arguments else [])]
     workload = run.meta.get("workload") or {}
     if script or "domain" not in workload:  # a loop of somebody's
         file = str((run.meta.get("argv") or [""])[0])
-        named = Path(file).suffix == ".py" and not run.part_folders  # a rank cannot be started alone
-        return ["stepscope", "tune", file if named else "SCRIPT.py"]
+        by_itself = Path(file).suffix == ".py" and not run.part_folders  # a rank cannot be started alone
+        return ["stepscope", "tune", file if by_itself else "SCRIPT.py"]
     device = str(workload.get("device") or "cpu")
     words = ["stepscope", "tune", str(workload["name"]), "--batch", str(workload.get("batch_size", 1))]
     return [*words, *(["--device", device] if device != "cpu" else [])]
@@ -193,7 +219,10 @@ def _script_arguments(run: Run) -> list[str]:
     """Return the arguments that the script of a run was given; none for a workload."""
     script, argv = run.meta.get("script"), [str(word) for word in run.meta.get("argv") or ()]
     words = argv[2:] if argv[:2] == ["stepscope", "run"] else argv  # as it was asked for, or as the script sees it
-    if not script or not words or Path(words[0]).name != Path(script).name:
+    words = words[1:] if words[:1] == ["-m"] else words
+    if not script or not words:
+        return []
+    if Path(words[0]).name != Path(script).name and not _is_file_of_module(words[0], str(script)):
         return []
     return words[2:] if words[1:2] == ["--"] else words[1:]
 

@@ -76,10 +76,13 @@ def run_tune_request(request: TuneRequest, folder: Path, progress: bool) -> tupl
     from stepscope.experiments.sweeps.user_training import refuse_no_function
     from stepscope.experiments.tune.changes import refuse_unknown
     from stepscope.experiments.tune.process import RestartingTraining
+    from stepscope.record.processes.modules import module_to_run
 
     orders = request.orders()
     refuse_unknown((*request.only, *request.not_))
-    if request.of_a_script and not Path(request.target).is_file():
+    if request.module:
+        module_to_run(request.target)
+    elif request.of_a_script and not Path(request.target).is_file():
         raise script_not_found_error(request.target)
     if request.of_a_function:
         refuse_no_function(request.target)
@@ -96,7 +99,8 @@ def run_tune_request(request: TuneRequest, folder: Path, progress: bool) -> tupl
             {**orders, "facts": dict(facts)}, log, environment, [change.name for change in changes]
         )
 
-    return _answer(request, open_training, folder, progress, apart=True, sources=training_file_digests(request.target))
+    sources = training_file_digests(request.target, request.module)
+    return _answer(request, open_training, folder, progress, apart=True, sources=sources)
 
 
 def what_if(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, WhatIf]:
@@ -113,11 +117,12 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> tuple[Finding
 
     assert request.what_if is not None
     run = open_run(str(request.what_if))
-    refuse_other_training(run, request.target, request.batch, request.arguments, device_name())
+    refuse_other_training(run, request.target, request.batch, request.arguments, device_name(), request.module)
     request = _as_recorded(request, run.meta)
     orders = {**request.orders(), "facts": {}, "what_if": True}
     settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
-    study_folder = StudyFolder(folder, STUDY, settings, training_file_digests(request.target), measured_on())
+    sources = training_file_digests(request.target, request.module)
+    study_folder = StudyFolder(folder, STUDY, settings, sources, measured_on())
     with study_folder.locked(), _progress(progress) as tell:
         experiment = WhatIf(
             lambda: RestartingTraining(orders, folder / "runs" / "0.txt", {}), parts_of(run), 60 * request.minutes,

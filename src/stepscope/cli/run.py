@@ -14,7 +14,13 @@ import typer
 from typer.core import TyperCommand
 
 from stepscope.api.run_request import RunRequest
-from stepscope.cli._options import make_command, replace_unprintable_output, takes_value_by_option, with_privacy_options
+from stepscope.cli._options import (
+    make_command,
+    refuse_unknown_target,
+    replace_unprintable_output,
+    takes_value_by_option,
+    with_privacy_options,
+)
 from stepscope.cli._script import (
     finish_script,
     is_script,
@@ -94,13 +100,11 @@ def _run(
         bool, typer.Option("--json", help="Print the metrics as JSON at the end, as report --json does.")
     ] = False,
 ) -> None:
-    from stepscope import workloads
-
     of_a_function = is_function(request.target) and not request.module
     of_a_script, quiet = of_a_function or request.module or is_script(request.target), quiet or as_json
     if not of_a_script:
         replace_unprintable_output()
-        workloads.refuse_unknown(request.target)  # before anything heavy is imported
+        refuse_unknown_target(request.target, "run")  # before anything heavy is imported
 
     from stepscope.experiments.tune.config import TO_SCRIPTS, note_of, refuse_no_parts
     from stepscope.record import c_allocators

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli._options import ScriptCommand, make_command, print_wide
+from stepscope.cli._options import ScriptCommand, make_command, print_wide, refuse_unknown_target
 from stepscope.experiments.tune import TuneRequest
 from stepscope.privacy import redact_command_line
 
@@ -34,7 +34,6 @@ def _tune(
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables.")] = False,
 ) -> None:
-    from stepscope import workloads
     from stepscope.api.tune import run_tune_request, tune_path
     from stepscope.errors import UsageError
     from stepscope.experiments.tune.config import refuse_bad_config_path
@@ -42,7 +41,7 @@ def _tune(
     from stepscope.report.study_results import pictures_hint
 
     if not (request.of_a_script or request.of_a_function):
-        workloads.refuse_unknown(request.target)
+        refuse_unknown_target(request.target, "tune")
     if apply is not None:
         refuse_bad_config_path(apply)
         if request.what_if is not None:
@@ -80,7 +79,8 @@ def _run_command(path: Path, request: TuneRequest) -> str:
     """Return the line that runs the same training with a configuration, without the secrets of its arguments."""
     chosen = {name: getattr(request, name) for name in ("batch", "optimizer", "threads", "device")}
     options = [word for name, value in chosen.items() if value is not None for word in (f"--{name}", str(value))]
-    words = ["stepscope", "run", "--with", str(path), *options, request.target, *request.arguments]
+    target = ["-m", request.target] if request.module else [request.target]
+    words = ["stepscope", "run", "--with", str(path), *options, *target, *request.arguments]
     return shlex.join(redact_command_line(words))
 
 

@@ -58,7 +58,7 @@ def run_script(
     name = name or ("stdin" if from_stdin else target if as_module else script.stem)
     writer = RunWriter.create(settings.out, name)
     writer.update(
-        argv=redact_command_line(["stepscope", "run", target, "--", *arguments]),
+        argv=redact_command_line(["stepscope", "run", *(["-m"] if as_module else []), target, "--", *arguments]),
         script=None if from_stdin else str(script),
         launcher_pid=os.getpid(),
         **process_identity(os.getpid()),  # until the training's own process is there

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UsageError
-from stepscope.request import REQUIRED, Request, is_function, option
+from stepscope.request import IS_MODULE, REQUIRED, Request, is_function, option
 
 # The request of `stepscope tune`.
 
@@ -18,14 +18,16 @@ GOALS = ("time", "energy", "memory")
 class TuneRequest(Request):
     """Try changes on a training and measure each against it as it is: what makes it faster or smaller.
 
-    `stepscope tune lenet` tries them on a workload, `stepscope tune train.py --epochs 1` within the loop of a script,
-    without waiting for its end. Blocks of real steps, unchanged and changed, alternate in random order; changes that
-    need a new process (environment variables, an allocator) get their own processes. No change stays. Ctrl-C keeps the
-    results so far, and the same command with the same --out continues.
+    `stepscope tune lenet` tries them on a workload, `stepscope tune train.py --epochs 1` within the loop of a script
+    (`-m package.train`: of a module), without waiting for its end. Blocks of real steps, unchanged and changed,
+    alternate in random order; changes that need a new process (environment variables, an allocator) get their own
+    processes. No change stays. Ctrl-C keeps the results so far, and the same command with the same --out continues.
     """
 
     target: str = option(
-        REQUIRED, "A workload (see `stepscope workloads`), a script (train.py) or module:function.", argument=True
+        REQUIRED,
+        "A workload (see `stepscope workloads`), a script (train.py), with -m a module, or module:function.",
+        argument=True,
     )
     arguments: tuple[str, ...] = option(
         (), "The script's own arguments, after its name or after `--`.", argument=True, stated=True
@@ -55,21 +57,22 @@ class TuneRequest(Request):
     optimizer: str | None = option(None, "Optimizer of a workload. Default: its own.")
     threads: int | None = option(None, "Threads of the training as it is.", least=1, most=1024, example="2")
     device: str | None = option(None, "Device of a workload: cpu (default) or cuda.")
+    module: bool = option(False, IS_MODULE)
 
     @property
     def of_a_script(self) -> bool:
-        """Return whether the target is a script of the user's."""
-        return self.target.endswith(".py")
+        """Return whether the target is a script of the user's, or a module that is run as one."""
+        return self.module or self.target.endswith(".py")
 
     @property
     def of_a_function(self) -> bool:
         """Return whether the target is a function of the user's that returns the parts of a training."""
-        return is_function(self.target)
+        return not self.module and is_function(self.target)
 
     @property
     def subject(self) -> str:
         """The name of what is tuned, for its folder."""
-        return self.target.rpartition("/")[2].removesuffix(".py").replace(":", "-")
+        return self.target if self.module else self.target.rpartition("/")[2].removesuffix(".py").replace(":", "-")
 
     def orders(self) -> dict[str, Any]:
         """Return what the process of a training is told; UsageError for what cannot be."""
@@ -86,7 +89,8 @@ class TuneRequest(Request):
         options = [f"--{name}" for name in ("batch", "optimizer", "device") if getattr(self, name) is not None]
         if options:
             raise UsageError(f"{', '.join(options)}: of a workload only", "give a script its own arguments after --")
-        return {"script": self.target, "arguments": list(self.arguments), "threads": self.threads}
+        orders = {"script": self.target, "arguments": list(self.arguments), "threads": self.threads}
+        return {**orders, "module": True} if self.module else orders
 
     def _orders_of_a_function(self) -> dict[str, Any]:
         """The orders for the script that trains what a function returns, without end."""

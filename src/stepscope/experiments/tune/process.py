@@ -125,6 +125,7 @@ class RestartingTraining:
         self._start: Callable[[], TrainingProcess] = functools.partial(
             TrainingProcess, orders, log, environment, at_start
         )
+        self._is_module = bool(orders.get("module"))
         self._ends_with_failure = "script" in orders  # whose process prints why, and ends a little later
         self._place = self._start()
         self._facts: Mapping[str, Any] | None = None
@@ -149,7 +150,8 @@ class RestartingTraining:
             printed = self._place.printed
             if answer["over"]:
                 raise TooShort(f"{answer['why']}: {few}", "give it arguments with which it trains longer, after --")
-            raise TooShort(f"{answer['why']}: it printed: {printed or 'nothing'}", "run it by itself: python SCRIPT")
+            hint = f"run it by itself: python {'-m MODULE' if self._is_module else 'SCRIPT'}"
+            raise TooShort(f"{answer['why']}: it printed: {printed or 'nothing'}", hint)
         if command["do"] == "facts":
             self._facts = answer
         return {**answer, "began_again_since": failed} if failed else answer

@@ -22,7 +22,7 @@ from stepscope.experiments.tune.delays import DELAY, delay_of, take_delay_totals
 from stepscope.experiments.tune.other_load import OtherLoad
 from stepscope.record.dry.allocator_costs import peak_bytes
 from stepscope.record.processes.children import when_imported
-from stepscope.record.processes.training import _run_script
+from stepscope.record.processes.training import _run_script, run_module_as_main
 
 if TYPE_CHECKING:
     from stepscope.experiments.tune.training import Observer, Targets
@@ -36,11 +36,15 @@ def train_script(orders: Mapping[str, Any]) -> None:
     commands = CommandPipe(orders["pipes"])
     loop = _Loop(orders, commands)
     when_imported("torch", lambda _: loop.begin())
-    script, arguments = Path(orders["script"]), list(orders.get("arguments", ()))
-    sys.argv = [str(script), *arguments]
+    script, arguments = str(orders["script"]), list(orders.get("arguments", ()))
     why, failed = "the script ended", False
     try:
-        _run_script(script)
+        if orders.get("module"):
+            sys.argv = ["-m", *arguments]  # as Python has it until the module is found
+            run_module_as_main(script)
+        else:
+            sys.argv = [script, *arguments]
+            _run_script(Path(script))
     except SystemExit as error:
         why = (
             f"the script ended: {error.code}"
