@@ -103,6 +103,26 @@ def test_while_its_package_is_imported_the_command_is_named_as_python_names_it(f
         followed("packaged.train")
 
 
+def test_a_module_that_its_package_imports_runs_once_more_as_with_python(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "packaged/__init__.py").write_text("from .train import train\n")
+    (folder / "packaged/train.py").write_text(TRAIN.format(parts=".parts") + "print('as', __name__)\n" + AS_MAIN)
+    assert followed("packaged.train").missed == ()
+    assert [line for line in capfd.readouterr().err.splitlines() if line.startswith("as ")] == [
+        "as packaged.train",
+        "as __main__",
+    ]
+
+
+def test_a_package_that_is_a_link_has_its_own_modules(folder: Path) -> None:
+    (folder / "packaged").rename(folder / "version2")
+    (folder / "packaged").symlink_to(folder / "version2")
+    watched = followed("packaged.train")
+    assert (watched.stopped, watched.missed) == (None, ())
+    assert not {name for name in watched.imports if name.startswith("packaged")}
+
+
 def test_nothing_of_a_module_stays_in_the_process_that_followed_it(folder: Path) -> None:
     (folder / "bare").mkdir()
     (folder / "bare/parts.py").write_text("width = 4\n")
