@@ -1,4 +1,4 @@
-"""What is followed: a script by its path, or a module by its name, run as `python script` or `python -m module` would.
+"""The program that is followed: a script by its path, or a module by its name, as `python` or `python -m` runs it.
 
 Before it runs it is known by its file alone: nothing of the user's is imported to find it.
 """
