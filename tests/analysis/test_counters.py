@@ -195,6 +195,13 @@ def test_failed_reads_anywhere_and_a_wrap_anywhere_invent_nothing(
     assert growth.known_growth[-1] >= 900.0 - 15.0 * (60.0 - growth.covered_ns[-1] / 1e9) - 1e-6
 
 
+def test_the_growth_of_a_training_that_lies_between_two_readings_is_unknown() -> None:
+    nothing = np.empty(0)
+    windows = growth_windows(Series("run", "", 0, nothing, nothing, np.empty((0, 2))), 0.0, 1e7, 1e6)
+    assert windows.edges_ns.tolist() == [0.0, 1e7]
+    assert np.isnan(windows.rates).all()
+
+
 def test_windows_that_a_gap_touches_are_dark_and_many_of_both_take_no_time() -> None:
     random = np.random.default_rng(0)
     gaps = np.sort(random.choice(1000, 40, replace=False).astype(float)).reshape(-1, 2)

@@ -274,6 +274,17 @@ def test_on_the_command_line_options_behind_a_module_are_its_own_also_m_itself(
     assert peaks == [("fits", 8_000_000_000, peaks[0][2])] * 3
 
 
+def test_letters_of_ours_in_joined_options_of_a_script_stay_the_scripts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noted = "assert sys.argv[1:] == ['-env', 'CartPole', '-mvit', '-hp', '-0.5', '-vh', '-qx'], sys.argv\n"
+    (folder / "script.py").write_text(TRAIN.format(parts="parts") + noted + AS_MAIN)
+    words = ["-env", "CartPole", "-mvit", "--memory", "8GB", "-hp", "-0.5", "-vh", "--", "-qx"]
+    assert main(["fit", "--json", "--no-options", "script.py", *words]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["verdict"], answer["limit"]["bytes"]) == ("fits", 8_000_000_000)
+
+
 def test_what_a_module_decides_itself_and_what_is_no_module_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
         ("-m packaged.train --batch 3", "a script chooses that itself: --batch"),

@@ -115,9 +115,12 @@ def equal_window_edges(t0_ns: float, t1_ns: float, length_ns: float) -> Floats:
 
 
 def growth_windows(series: Series, t0_ns: float, t1_ns: float, length_ns: float) -> Windows:
-    """Divide a span into windows of at least this length; growth is interpolated between readings."""
+    """Divide a span into windows of at least this length; growth is interpolated between readings.
+
+    It is unknown, NaN, where nothing was read: a training of a few ms may lie between two readings.
+    """
     edges = equal_window_edges(t0_ns, t1_ns, length_ns)
-    if len(edges) < 2:
+    if len(edges) < 2 or not len(series.t_ns):
         return Windows(np.array([t0_ns, t1_ns], dtype=np.float64), np.array([np.nan]))
     rates = np.diff(np.interp(edges, series.t_ns, series.values)) / np.diff(edges)
     slack = 2 * series.period_ns  # the first and the last reading need not fall on the span's ends

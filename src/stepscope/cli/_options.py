@@ -208,7 +208,12 @@ class ScriptCommand(TyperCommand):
         known = [name for name in takes_value if name not in of_a_module]
         _warn_of_mistyped_options(args[place], args[place + 1 :], known)
         ctx.meta[_MODULE] = bool(leading)
-        parsed = super().parse_args(ctx, [word for index, word in enumerate(args) if index not in leading])
+        words = [*args[: place + 1], *_mark_joined_letters(args[place + 1 :], takes_value)]
+        parsed = super().parse_args(ctx, [word for index, word in enumerate(words) if index not in leading])
+        ctx.args = [word.removeprefix(_MARK) for word in ctx.args]
+        for name, value in ctx.params.items():
+            if isinstance(value, tuple):
+                ctx.params[name] = tuple(word.removeprefix(_MARK) if isinstance(word, str) else word for word in value)
         if of_a_module:
             ctx.params[_MODULE] = bool(leading)
         return parsed
@@ -216,6 +221,20 @@ class ScriptCommand(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options, without the one that was seen before a script: behind it that is the script's."""
         return [option for option in super().get_params(ctx) if not (option.name == _MODULE and _MODULE in ctx.meta)]
+
+
+_MARK = "\0"  # no word of a command line holds it
+
+
+def _mark_joined_letters(words: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:
+    """Mark words such as -env, which are a script's: the parser would take single letters of ours out of them."""
+    marked, is_value = list(words), False
+    for index, word in enumerate(words[: words.index("--") if "--" in words else len(words)]):
+        is_joined = len(word) > 2 and word.startswith("-") and not word.startswith("--")
+        if is_joined and not is_value and word not in takes_value:
+            marked[index] = _MARK + word
+        is_value = not is_value and takes_value.get(word, False)
+    return marked
 
 
 def takes_value_by_option(params: Sequence[Any]) -> dict[str, bool]:
