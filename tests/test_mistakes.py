@@ -83,6 +83,7 @@ MISTAKES = (
     Mistake("run lenet --precision double", 2, "unknown precision 'double'", "known: bf16, fp16, fp32, int8"),
     Mistake("run lenet --device cuda", 2, "device 'cuda' is not here: this torch", "--device cpu"),
     Mistake("run lenet --device jetson-tx2", 2, "unknown device 'jetson-tx2'", "--simulate"),
+    Mistake("run --simulate tx2 train.py", 2, "unknown simulated board 'tx2'", "did you mean jetson-tx2?"),
     Mistake("run lenet --simulate tx2", 2, "unknown simulated board 'tx2'", "did you mean jetson-tx2?"),
     Mistake("run lenet --period 5", 2, "--period 5: 5 s is longer than most steps", "did you mean --period 5ms?"),
     Mistake("run lenet --period soon", 2, "--period soon: not a length of time", "--period 5ms"),

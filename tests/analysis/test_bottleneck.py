@@ -526,6 +526,17 @@ def test_an_evaluation_that_computes_is_not_told_to_leave_out_a_backward_pass(tm
     assert not any("gradient" in advice for advice in verdict.next)
 
 
+def test_a_training_of_a_head_alone_is_not_told_to_freeze_what_is_frozen(tmp_path: Path) -> None:
+    frozen = Op("aten::mkldnn_convolution", "features.0", "forward", 14_000, flops=28_000_000, bytes=50_000)
+    head = Op("aten::addmm", "head", "forward", 200, flops=300_000, bytes=5_000)
+    gradient = Op("aten::mm", "head", "backward", 400, flops=600_000, bytes=5_000)
+    ops = (Op("nn.Net", "", "forward", 10, (frozen, head)), gradient)
+    verdict = _run(tmp_path, Machine(), ops=ops, residual_us=300).verdict()
+    assert verdict.bound == "compute"
+    assert not any("freeze" in advice for advice in verdict.next)
+    assert any("frozen" in advice for advice in verdict.next)
+
+
 _EVERY, _PAUSE_NS = 10, 160_000_000  # as long as ten steps: half of the time
 
 

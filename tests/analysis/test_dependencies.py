@@ -100,6 +100,21 @@ def test_writing_in_place_waits_for_those_that_read_before() -> None:
     assert [sorted(before) for before in data_edges(units, accesses)] == [[], [0], [0, 1], [2]]
 
 
+def test_what_a_custom_function_reads_any_of_its_operators_may_have_read() -> None:
+    units = _units(
+        Row("aten::conv2d", "forward", 0, 10),
+        Row("Swish", "forward", 10, 40),
+        Row("aten::sigmoid", "forward", 12, 20, parent=1),
+        Row("aten::mul", "forward", 22, 38, parent=1),
+        Row("aten::conv2d", "forward", 40, 50),
+        length_us=50,
+    )
+    assert units.name == ["aten::conv2d", "aten::sigmoid", "aten::mul", "aten::conv2d"]
+    rows = [(0, 1, True), (1, 1, False), (2, 2, True), (3, 2, False), (3, 3, True), (4, 3, False)]
+    accesses = pl.DataFrame(rows, schema=["row", "storage", "written"], orient="row")
+    assert [sorted(before) for before in data_edges(units, accesses)] == [[], [0], [0, 1], [2]]
+
+
 def test_a_run_without_noted_tensors_says_why(tmp_path: Path) -> None:
     found = Run(write_part(tmp_path, DIAMOND, 750, world=1, rank=None)).dependencies()
     assert found.why == NO_ACCESSES

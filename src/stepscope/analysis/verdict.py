@@ -108,6 +108,11 @@ _NEXT: dict[tuple[Bound, str], tuple[str, ...]] = {
 _EVALUATION = (
     "compute less for each sample: a smaller input or model, or a number format that this device computes faster"
 )
+_LITTLE_BACKWARD = 0.1  # of the step: most layers are frozen already
+_MOSTLY_FORWARD = (
+    "keep what frozen layers compute, where the same inputs come again; else compute less for each sample: a smaller "
+    "input or model, or a number format that this device computes faster"
+)
 _UNEQUAL_RANKS = (
     "find out what the last rank does before it arrives: more or longer samples, a slower or shared device",
 )
@@ -219,8 +224,9 @@ def _advice(run: Run, cause: Cause) -> tuple[str, ...]:
         )  # fmt: skip
     if cause.bound == "communication" and any("FSDP" in name for name in names):
         advice = [_PREFETCH, *(text for text in advice if "DistributedDataParallel" not in text)]
-    if cause.bound == "compute" and "backward" not in set(run.phases()["phase"]):
-        advice = [_EVALUATION]
+    backward = float(run.phases().filter(pl.col("phase") == "backward")["share"].sum())
+    if cause.bound == "compute" and backward < _LITTLE_BACKWARD:
+        advice = [_MOSTLY_FORWARD if backward else _EVALUATION]
     if cause.bound == "overhead":
         updates = run.phases().filter(pl.col("phase") == "optimizer")["share"].sum()
         if (

@@ -110,6 +110,7 @@ def _run(
     from stepscope.record import c_allocators
     from stepscope.runfolder import RunWriter
     from stepscope.simulate import sensor_root
+    from stepscope.simulate.boards import parse_board
 
     config = _load_config_or_restart(request)
     with_ = request.with_ and request.with_.absolute()  # a script, and what it starts, may be in another folder
@@ -120,6 +121,8 @@ def _run(
         refuse_logs_without_a_folder(request.meter_csv)
     settings = settings_of(request)
     board = request.simulate
+    if board is not None:
+        parse_board(board)  # what is no board is refused before anything trains
     with (
         sensor_root(None if of_a_script else board, settings.root) as place,
         _live_view(live, request.out, of_a_script),

@@ -54,7 +54,7 @@ from stepscope.analysis.energy.regression import (
     regress,
     sandwich,
 )
-from stepscope.analysis.energy.scaled_rows import FEWEST, scaled_rows
+from stepscope.analysis.energy.scaled_rows import FEWEST, noise_over_blur, scaled_rows
 from stepscope.analysis.energy.sensor_model import (
     SHORTEST_RC,
     SensorModel,
@@ -363,7 +363,9 @@ def _calibrate_source(
     """Return the sensor model of a source, fitted anew or from what is known; and the readings by its unseen clock."""
     if options.known is not None:
         return _align_readings_to_clock(timeline, readings, options.known.clock), options.known
-    near, sharp = options.near, readings_near_profiled(timeline, readings)
+    near = options.near
+    # A running average sees many steps at once: where single operators lay in them hardly shows.
+    sharp = readings if readings.register is not None else readings_near_profiled(timeline, readings)
     if near is not None and near.clock is None:
         last = refit_sensor_model(timeline, sharp, near.last)
         return readings, SensorCalibration(last, None, last)
@@ -375,7 +377,7 @@ def _calibrate_source(
     clock = next((clock for clock in clocks if clock is not None), None)
     ticked = _align_readings_to_clock(timeline, readings, clock)
     if clock is not None and ticked.count >= FEWEST:
-        of_updates = readings_near_profiled(timeline, ticked)
+        of_updates = _readings_of_updates(timeline, ticked, first.model, options)
         last = (
             fit_sensor_model(timeline, of_updates, options.prior(0.0))
             if near is None
@@ -385,6 +387,19 @@ def _calibrate_source(
             return ticked, SensorCalibration(first, clock, last)
     own = first if near is None else refit_sensor_model(timeline, sharp, first)
     return readings, SensorCalibration(own, None, own)
+
+
+def _readings_of_updates(timeline: Timeline, ticked: Readings, model: SensorModel, options: FitOptions) -> Readings:
+    """Return the readings that the sensor behind a clock is calibrated by; model: as a first fit without it found it.
+
+    What a running average tells of single conversions is so noisy that errors of the template hardly show beside it.
+    """
+    if ticked.mix is None or timeline.scatter is None:
+        return readings_near_profiled(timeline, ticked)
+    few = join_uncertain_pieces(condense(timeline, *FEW_KEYS))
+    window = options.stated or CONVERSION * ticked.period
+    noise = noise_over_blur(few, ticked, replace(model, width=window, hold=0.0))
+    return readings_near_profiled(timeline, ticked, noise)
 
 
 def _noise_w2(timeline: Timeline, readings: Readings, calibration: Calibration) -> float:

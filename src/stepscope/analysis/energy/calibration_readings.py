@@ -14,15 +14,16 @@ _STEPS_SEEN = 40  # the first readings are spread over so many steps, if there a
 _ENOUGH = 300  # readings in profiled steps
 
 
-def readings_near_profiled(timeline: Timeline, readings: Readings) -> Readings:
+def readings_near_profiled(timeline: Timeline, readings: Readings, noise: float = 0.0) -> Readings:
     """Readings in profiled steps; where those are few, and in as many steps beside them.
 
     All filled-in steps share the errors of the template, so that more of them tell no more than the profiled ones.
+    noise: variance of a reading over what those errors make of it: the more of it there is, the more steps tell.
     """
     step = timeline.step_of(readings.at)
     recorded = timeline.recorded[step]
     count = int(recorded.sum())
-    if count >= _ENOUGH or count == readings.count or not timeline.recorded.any():
+    if (count >= _ENOUGH and noise < 1) or count == readings.count or not timeline.recorded.any():
         return readings.select(recorded) if count else readings
     number, places = np.arange(timeline.steps), np.flatnonzero(timeline.recorded)
     after = np.searchsorted(places, number)
@@ -32,7 +33,7 @@ def readings_near_profiled(timeline: Timeline, readings: Readings) -> Readings:
     order = np.argsort(distance, kind="stable")
     read = np.cumsum(np.bincount(step, minlength=timeline.steps)[order])
     near = np.zeros(timeline.steps, dtype=bool)
-    near[order[: int(np.searchsorted(read, max(2 * count, _ENOUGH // 2))) + 1]] = True
+    near[order[: int(np.searchsorted(read, max((2 + noise) * count, _ENOUGH // 2))) + 1]] = True
     return readings.select(near[step])
 
 

@@ -173,6 +173,21 @@ def _variance_by_blur(timeline: Timeline, readings: Readings, model: SensorModel
     return np.asarray(variance * readings.weight**2)
 
 
+def noise_over_blur(timeline: Timeline, readings: Readings, model: SensorModel) -> float:
+    """Return the variance of readings in profiled steps over what the times of operators leave unsure of the others.
+
+    0 where there are too few of either.
+    """
+    readings = readings.select(fully_covered_flags(timeline, readings, model))
+    recorded = timeline.recorded[timeline.step_of(readings.at)]
+    profiled, others = readings.select(recorded), readings.select(~recorded)
+    if min(profiled.count, others.count) < FEWEST:
+        return 0.0
+    fit = scaled_rows(timeline, profiled, model, ANY_SPREAD)[1]
+    blur = float(_variance_by_blur(timeline, others, model, fit.watts).mean())
+    return fit.noise / max(blur, 1e-30)
+
+
 def update_time_sd(timeline: Timeline, readings: Readings, model: SensorModel) -> float:
     """Return the standard deviation of the times at which a gauge's updates came, about its clock, s.
 

@@ -56,7 +56,7 @@ OVERLAPS = {"what": pl.String, "lanes": pl.Int64, "reached_ns": pl.Float64, "rea
 DATA_BESIDE = "data loading beside the rest"
 HOST_BESIDE = "host code beside operators"
 NO_SYNC = "no waiting of the host for the accelerator"
-BRANCHES = "independent operators side by side"
+BRANCHES = "independent operators side by side, host code beside them"
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,9 @@ def data_edges(units: StepUnits, accesses: pl.DataFrame) -> list[list[int]]:
     rows = accesses.select("row", "storage", "written").rows()
     for row, storage, written in rows:
         unit = int(units.row_unit[row]) if row < len(units.row_unit) else -1
-        if unit >= 0:
-            (writes if written else reads)[unit][storage] = None
+        # What a custom function reads is noted of it alone: any of its operators may have read it.
+        for of in [unit] if unit >= 0 else units.inside.get(row, ()):
+            (writes if written else reads)[of][storage] = None
     last_writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     edges: list[list[int]] = [[] for _ in range(count)]

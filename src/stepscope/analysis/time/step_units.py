@@ -33,6 +33,7 @@ class StepUnits:
     t0: Floats
     t1: Floats
     row_unit: Ints  # unit of each row of the step; -1: in none
+    inside: dict[int, list[int]]  # units in each row that is in none: calls of modules, and of custom functions
     launched_by: Ints  # unit that launched a kernel; -1: a unit, or not known
     calls: Ints  # op calls within it
     length_ns: float
@@ -77,6 +78,12 @@ def units_of(ops: pl.DataFrame, t0_ns: int, t1_ns: int) -> StepUnits | None:
     modules, phases = ops["module"].cast(pl.String).to_list(), ops["phase"].cast(pl.String).to_list()
     threads = ops["thread"].to_list()
     rows = chosen.tolist()
+    inside: dict[int, list[int]] = {}
+    for unit, row in enumerate(rows):
+        above = -1 if kernel[row] else int(parent[row])
+        while above >= 0:
+            inside.setdefault(above, []).append(unit)
+            above = int(parent[above])
     owner = np.array([parent[row] if kernel[row] else -1 for row in rows], dtype=np.int64)
     return StepUnits(
         name=[names[row] for row in rows],
@@ -86,6 +93,7 @@ def units_of(ops: pl.DataFrame, t0_ns: int, t1_ns: int) -> StepUnits | None:
         t0=begin[chosen],
         t1=np.maximum(end[chosen], begin[chosen]),
         row_unit=row_unit,
+        inside=inside,
         launched_by=np.where(owner >= 0, row_unit[owner], -1),
         calls=np.bincount(row_unit[row_unit >= 0], minlength=len(chosen)),
         length_ns=float(t1_ns - t0_ns),
