@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from stepscope.cli._application import build_app
 
 __all__ = ["build_app", "main"]
+_INTERRUPTED = 130  # as a shell has it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,7 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             from stepscope.cli._script import run_with_common_options
 
             code = run_with_common_options(arguments[1:])
-    except (Exception, KeyboardInterrupt) as error:
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except Exception as error:
         from stepscope.cli._application import report_error
 
         return report_error(error, arguments)

@@ -283,6 +283,7 @@ def test_letters_of_ours_in_joined_options_of_a_script_stay_the_scripts(
     assert main(["fit", "--json", "--no-options", "script.py", *words]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["verdict"], answer["limit"]["bytes"]) == ("fits", 8_000_000_000)
+    assert answer["options"] == []  # as was asked for
 
 
 def test_what_a_module_decides_itself_and_what_is_no_module_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,8 +182,7 @@ def main_rail(frame: pl.DataFrame) -> str | None:
 
 def rows_of_main_rail(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of the rail that stands for the whole device; none where there is none."""
-    rail = main_rail(frame)
-    return frame.clear() if rail is None else frame.filter(pl.col("rail") == rail)
+    return frame.filter(pl.col("rail") == (main_rail(frame) or ""))
 
 
 def module_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:

@@ -254,6 +254,8 @@ def _report_safely(path: Path, quiet: bool, of_a_script: bool) -> None:
             _print_and_write_summary(path, quiet, of_a_script)
     except (StepscopeError, OSError) as error:
         print_to_stderr(f"the run could not be reported: {error}")
+    except KeyboardInterrupt:
+        print_to_stderr(f"the report was interrupted; the run is whole: stepscope report {path}")
     except Exception:  # a fault of ours: it is shown, and does not become the end of a training that went well
         again = f"after an update: stepscope report {path}"
         print_to_stderr(

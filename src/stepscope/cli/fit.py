@@ -287,7 +287,8 @@ def _predict_script_fit(console: Console, request: FitRequest, arguments: list[s
     here = None if request.board is not None else environment
     typer.echo(f"{request.target} runs on tensors without values: losses that it prints now mean nothing", err=True)
     platform = platform_of(request.board, threads=request.threads)
-    return predict_script_fit(request.target, arguments, limit, request.malloc, here, platform, request.module)
+    answer = predict_script_fit(request.target, arguments, limit, request.malloc, here, platform, request.module)
+    return answer if request.options else replace(answer, options=())
 
 
 def _reserve_stdout_for_answer() -> TextIO:

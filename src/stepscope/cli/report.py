@@ -26,7 +26,12 @@ def report(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON instead.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print all tables, and with --json each unit of the dependencies.")
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Print all tables, the largest rows of each, and with --json each unit of the dependencies.",
+        ),
     ] = False,
     attribution: Annotated[
         str, typer.Option(help="How energy is attributed to operators: fit (ours), overlap, nearest (2019) or model.")

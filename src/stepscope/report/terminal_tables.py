@@ -111,9 +111,14 @@ def module_table(modules: pl.DataFrame) -> list[RenderableType]:
     every = [column.title for column in columns[1:]]
     choices = [[title for title in every if title not in hidden] for hidden in ((), ("type",), ("type", "called at"))]
     table = Table.from_rows("modules", columns, largest.iter_rows(named=True))
-    heading = f"layers ({len(named)})"
+    heading = f"layers ({_shown_of(named)})"
     names = max(distinct_width(largest["module"].to_list()), len(heading), len(_WHOLE_MODEL))
     return [Text(""), Constrain(FittedTable(table, choices, heading, names), WIDTH)]
+
+
+def _shown_of(rows: pl.DataFrame) -> str:
+    """Return how many rows there are, and how many of them are shown."""
+    return f"{_TOP} of {len(rows)}" if len(rows) > _TOP else f"{len(rows)}"
 
 
 def short_source(source: str | None) -> str:
@@ -144,7 +149,7 @@ def operator_table(kinds: pl.DataFrame) -> list[RenderableType]:
     short = [["calls", "time", "phase", "rate", *ends_], ["time", "phase", *ends_]]
     choices = [widest, *short, *([titles[:-1] for titles in short] if columns[-1].title == "most at" else [])]
     table = Table.from_rows("operators", columns, largest.iter_rows(named=True))
-    return [Text(""), Constrain(FittedTable(table, choices, f"operators ({len(named)})", OPERATOR_WIDTH), WIDTH)]
+    return [Text(""), Constrain(FittedTable(table, choices, f"operators ({_shown_of(named)})", OPERATOR_WIDTH), WIDTH)]
 
 
 def _longest_phase(row: Row) -> str:
@@ -323,7 +328,9 @@ def profiling_overhead(overhead: pl.DataFrame, profiled: str) -> list[Renderable
     if "recorded_step_overhead" in values:
         step, share = values["recorded_step_overhead"], values["recorded_step_overhead_share"]
         if step["value"] > 0:
-            parts.append(f"a profiled step takes {duration(step['value'])} longer: {_estimate_text(share)} of a step")
+            parts.append(
+                f"a profiled step takes {duration(step['value'])} longer: {_estimate_text(share)} of those beside it"
+            )
         else:  # a cost below 0 is the noise around a small one
             most = f": at most {percent(share['high'])} of a step" if share["high"] else ""  # 0: its CI was cut there
             parts.append(f"of a profiled step too small to tell{most}")
