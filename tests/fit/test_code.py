@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tests.fit import jobs
 from torch import nn
@@ -55,6 +56,15 @@ def test_the_weights_of_an_lstm_are_there_once_more() -> None:
     code = _live(jobs.Recurrent, (20, 32)).code
     assert code is not None
     assert code.packed_weights == sum(p.nbytes for p in nn.LSTM(32, 64, 2).parameters())
+
+
+def test_what_some_cpus_compile_for_bf16_is_in_the_high_end_alone() -> None:
+    code = _live().code
+    assert code is not None
+    low, high = code_bytes(replace(code, bf16=False), X86)
+    low_in_bf16, high_in_bf16 = code_bytes(replace(code, bf16=True), X86)
+    assert low_in_bf16 == low
+    assert high_in_bf16 > high + 2_000_000
 
 
 def test_another_platform_gets_an_interval_that_does_not_know_the_model() -> None:
