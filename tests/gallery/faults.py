@@ -73,6 +73,7 @@ DOORS = {
 STARTS = {
     "record.framework:_leaves", "record.framework:framework_of", "record.meters:_with_distinct_names",
     "record.meters:parse_meters", "record.processes.training:_compile_script",
+    "record.processes.training:add_current_folder",
     "record.processes.training:_reset_main_module", "record.processes.training:_run_script",
     "record.processes.training:run_module_as_main", "record.processes.training:run_target",
     "record.profile:Scope.__init__", "record.profile:_is_module",

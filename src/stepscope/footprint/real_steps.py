@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.dry import Job
 from stepscope.record.dry.allocator_costs import StepClock, StepCost, cost_as_json_line, measured_steps
-from stepscope.record.processes.modules import add_current_folder
+from stepscope.record.processes.training import add_current_folder
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 
 from stepscope.errors import UsageError
+from stepscope.record.processes.training import add_current_folder
 
 _MAIN = "__main__"
 _MOST_NAMED = 4  # modules of a package in a hint
@@ -27,12 +28,6 @@ def current_folder_on_path() -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
-
-
-def add_current_folder() -> None:
-    """Put the current folder first where modules are looked for, for good: this process runs a module."""
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path.insert(0, str(Path.cwd()))
 
 
 def find_module(name: str) -> ModuleSpec | None:

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 from stepscope.clock import PERIOD_NS
 from stepscope.record.fault_boundary import is_ours
 from stepscope.record.processes.children import forked_by_server, join_children, when_imported
-from stepscope.record.processes.modules import add_current_folder
 
 if TYPE_CHECKING:
     from stepscope.record.session import Session
@@ -210,6 +209,12 @@ def claim_writer(run: Path) -> RunWriter:
             writer.update(**({} if rank is not None else {"process": number}))
             return writer
     raise FileExistsError(f"no folder is free below '{run}/ranks'")
+
+
+def add_current_folder() -> None:
+    """Put the current folder first where modules are looked for, for good: this process runs a module."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, str(Path.cwd()))
 
 
 def run_module_as_main(name: str) -> None:
