@@ -21,7 +21,7 @@ import stepscope
 from stepscope.__main__ import main as stepscope_main
 from stepscope.cli import Command, __file__, _load_command, load_commands
 from stepscope.cli import _application as cli
-from stepscope.cli._script import report_run
+from stepscope.cli._script import report_run, status_of_analysis
 from stepscope.cli.run import faults_of_training
 from stepscope.errors import OutputNotWritable, StepscopeError, UsageError
 from stepscope.units import plural
@@ -375,3 +375,17 @@ def test_doctor_refuses_what_it_would_not_do(typed: str, text: str, capsys: pyte
 @pytest.mark.parametrize(("stated", "precision"), [("fp32", "float32"), ("float32", "float32"), ("bf16", "bf16")])
 def test_fit_takes_the_precisions_by_the_names_that_the_other_commands_have(stated: str, precision: str) -> None:
     assert stepscope.requests.FitRequest("lenet", precision=stated).precision == precision
+
+
+def test_an_analysis_that_takes_seconds_is_announced_where_stderr_is_a_file_and_a_quick_one_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with status_of_analysis():
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("stepscope.cli._script._LONG", 0.0)
+    said = ""
+    with status_of_analysis():
+        while not said:
+            said = capsys.readouterr().err
+    assert "reading the run" in said

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _LONGEST_PERIOD_S = 1.0
 _QUIET = ("-q", "--quiet")
+_ANALYSIS = "reading the run (energy by operator can take minutes, once)"
+_LONG = 5.0  # s
 
 
 def run_with_common_options(words: Sequence[str]) -> int | None:
@@ -285,14 +287,34 @@ def _print_and_write_summary(path: Path, quiet: bool, of_a_script: bool) -> None
 
 
 def print_after_status(report: RenderableType, to_stderr: bool = False) -> None:
-    """Print a report once all of it is drawn; until then a terminal at stderr shows what is being done."""
+    """Print a report once all of it is drawn."""
     from rich.console import Console
 
     console = Console(highlight=False, stderr=to_stderr)
-    waiting = Console(stderr=True).status("reading the run (energy by operator can take minutes, once)")
-    with waiting, console.capture() as drawn:
+    with status_of_analysis(), console.capture() as drawn:
         console.print(report)
     console.file.write(drawn.get())
+
+
+@contextlib.contextmanager
+def status_of_analysis() -> Iterator[None]:
+    """Say on stderr what is being done: a terminal shows it meanwhile, a file gets a line if it takes seconds."""
+    from threading import Timer
+
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status(_ANALYSIS):
+            yield
+        return
+    line = Timer(_LONG, print_to_stderr, [f"{_ANALYSIS} ..."])
+    line.daemon = True
+    line.start()
+    try:
+        yield
+    finally:
+        line.cancel()
 
 
 def _without_steps(run: RunReader) -> str:

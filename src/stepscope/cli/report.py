@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.cli._options import check_page_options, print_json, show_page, with_privacy_options
-from stepscope.cli._script import print_after_status
+from stepscope.cli._script import print_after_status, status_of_analysis
 from stepscope.fault_isolation import result_or_failed_part
 from stepscope.run_paths import NEWEST
 
@@ -46,7 +46,9 @@ def report(
     if html:
         from stepscope.report.html import write
 
-        show_page(write(opened, out or opened.path / "report.html"), open_page)
+        with status_of_analysis():
+            page = write(opened, out or opened.path / "report.html")
+        show_page(page, open_page)
     elif as_json:
         print_metrics(opened, verbose)
     else:
@@ -75,29 +77,30 @@ def print_metrics(run: Run, verbose: bool = False) -> None:
     from stepscope.analysis.memory.headroom import SIZES, training_peak
     from stepscope.analysis.summary import energy_facts
 
-    peak, waits = training_peak(run), run.dependencies()
-    content: dict[str, Any] = {
-        "id": run.id,
-        "status": run.status,
-        "setting": setting_facts(run),
-        "simulated": run.simulated,
-        "headline": [asdict(row) for row in headline(run)],
-        "verdict": asdict(run.verdict()),
-        "attained": {by: run.attained(by).to_dicts() for by in ("module", "operator")},
-        "phases": run.phases().to_dicts(),
-        "layers": run.layers().to_dicts(),
-        "operators": run.operators().to_dicts(),
-        "metrics": run.metrics().to_dicts(),
-        "memory": None if peak is None else {**asdict(peak), "fits": {str(b): peak.verdict(b) for b in SIZES}},
-        "overhead": run.overhead().to_dicts(),
-        "dependencies": {
-            "critical_path_ns": waits.critical_path_ns,
-            "work_ns": waits.work_ns,
-            **{name: getattr(waits, name).to_dicts() for name in ("units", "overlap", "idle")[not verbose :]},
-        },
-        "communication": run.communication().to_dicts(),
-        "ranks": run.rank_table().to_dicts() if len(run.ranks) > 1 else [],
-        "energy_of_ops": energy_facts(run) if run.rails.lines else None,
-        "not_measured": [asdict(entry) for entry in run.not_measured()],
-    }
+    with status_of_analysis():
+        peak, waits = training_peak(run), run.dependencies()
+        content: dict[str, Any] = {
+            "id": run.id,
+            "status": run.status,
+            "setting": setting_facts(run),
+            "simulated": run.simulated,
+            "headline": [asdict(row) for row in headline(run)],
+            "verdict": asdict(run.verdict()),
+            "attained": {by: run.attained(by).to_dicts() for by in ("module", "operator")},
+            "phases": run.phases().to_dicts(),
+            "layers": run.layers().to_dicts(),
+            "operators": run.operators().to_dicts(),
+            "metrics": run.metrics().to_dicts(),
+            "memory": None if peak is None else {**asdict(peak), "fits": {str(b): peak.verdict(b) for b in SIZES}},
+            "overhead": run.overhead().to_dicts(),
+            "dependencies": {
+                "critical_path_ns": waits.critical_path_ns,
+                "work_ns": waits.work_ns,
+                **{name: getattr(waits, name).to_dicts() for name in ("units", "overlap", "idle")[not verbose :]},
+            },
+            "communication": run.communication().to_dicts(),
+            "ranks": run.rank_table().to_dicts() if len(run.ranks) > 1 else [],
+            "energy_of_ops": energy_facts(run) if run.rails.lines else None,
+            "not_measured": [asdict(entry) for entry in run.not_measured()],
+        }
     print_json(content)

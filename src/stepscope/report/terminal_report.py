@@ -200,7 +200,7 @@ def dependencies(run: Run) -> list[RenderableType]:
         f"cores idle, {row['cause']}: {duration(row['ns'])} of core time ({percent(row['share'])} of all cores)"
         if row["device"] == "cpu"
         else f"{row['device']} idle, {row['cause']}: {duration(row['ns'])} ({percent(row['share'])})"
-        for row in schedule.idle.iter_rows(named=True)
+        for row in schedule.idle.filter(pl.col("share") >= _LEAST_IDLE).iter_rows(named=True)
     ]
     return [labelled("dependencies", *lines)]
 
@@ -320,6 +320,7 @@ def _tensor(row: dict[str, object]) -> str:
 _TIMES = ("step", "exposed", "late", "waiting")
 _RANK = len("process 1")
 _LEAST_SHARE = 0.05  # of what is overlapped, below which a phase is not named
+_LEAST_IDLE = 0.001  # of all cores or of the device: less is shown as 0.0 %
 _MOST_NOTES = 4
 _MOST_RANKS = 16
 

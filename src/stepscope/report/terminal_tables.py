@@ -298,7 +298,7 @@ def memory_lines(metrics: pl.DataFrame, meta: dict[str, Any], peak: ResidentPeak
     if any(row["scope"] == ALL for row in _metric_rows(metrics, "peak_memory")):
         command = None  # predicts one process
     predicted = f"recording included; of the training alone, without running it: {command}" if command else ""
-    parts = [", ".join(peaks), *_training_peak_lines(peak), ", ".join(reserved), predicted]
+    parts = [", ".join([*peaks, *reserved]), *_training_peak_lines(peak), predicted]
     return [labelled("memory", *(text for text in parts if text))] if peaks or reserved else []
 
 
