@@ -68,9 +68,9 @@ class FakeTraining:
         return None if ratio is None else int(1e6 * ratio)
 
     def tuning(self, seconds: float = 1e6, **more: Any) -> Tuning:
-        desk = more.pop("desk", None)
+        store = more.pop("store", None)
         apart = more.pop("apart", True)
-        tuned = Tuning(self.open_training, TuneRules(seconds, **more), desk or ExperimentStore(), apart=apart)
+        tuned = Tuning(self.open_training, TuneRules(seconds, **more), store or ExperimentStore(), apart=apart)
         tuned.run()
         return tuned
 

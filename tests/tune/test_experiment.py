@@ -369,11 +369,11 @@ def test_ctrl_c_keeps_what_is_known_and_the_same_folder_goes_on() -> None:
 
     training = FakeTraining({"channels_last": 0.8})
     training.interrupt_after = 60
-    first = training.tuning(desk=ExperimentStore(keep, kept), only=("channels_last", "fused", "foreach"))
+    first = training.tuning(store=ExperimentStore(keep, kept), only=("channels_last", "fused", "foreach"))
     known = {name: len(arm.pairs) for name, arm in first.arms.items() if arm.pairs}
     assert not first.interrupted or known
     training.interrupt_after, training.blocks = None, []
-    second = training.tuning(desk=ExperimentStore(keep, kept), only=("channels_last", "fused", "foreach"))
+    second = training.tuning(store=ExperimentStore(keep, kept), only=("channels_last", "fused", "foreach"))
     assert not second.interrupted
     assert all(len(second.arms[name].pairs) >= count for name, count in known.items() if name != FINAL)
     assert second.arms["channels_last"].pairs[: known["channels_last"]] == first.arms["channels_last"].pairs
@@ -416,10 +416,10 @@ def test_the_largest_combination_is_the_answer_in_whatever_order_a_folder_lists_
 
     training = FakeTraining({"channels_last": 0.8, "isa=avx2": 0.88, "fused": 0.9})
     names = ("channels_last", "isa=avx2", "fused")
-    first = training.tuning(desk=ExperimentStore(keep, kept), only=names).best()
+    first = training.tuning(store=ExperimentStore(keep, kept), only=names).best()
     kept = dict(reversed(kept.items()))
     kept["progress"] = {**kept["progress"], "spent_s": 1e9}  # no time is left to combine anything again
-    second = training.tuning(desk=ExperimentStore(keep, kept), only=names).best()
+    second = training.tuning(store=ExperimentStore(keep, kept), only=names).best()
     assert first is not None
     assert second is not None
     assert len(first.changes) == 3
@@ -433,11 +433,11 @@ def test_what_was_measured_of_another_training_is_not_gone_on_with() -> None:
         kept[name] = json.loads(json.dumps(content))
 
     training = FakeTraining({"fused": 0.8})
-    training.tuning(desk=ExperimentStore(keep, kept), only=("fused",))
+    training.tuning(store=ExperimentStore(keep, kept), only=("fused",))
     before = json.dumps(kept)
     training.facts["parameters"] = training.facts["parameters"] * 2
     with pytest.raises(UsageError, match="of another training:\n  parameters: 1000 -> 2000"):
-        training.tuning(desk=ExperimentStore(keep, kept), only=("fused",))
+        training.tuning(store=ExperimentStore(keep, kept), only=("fused",))
     assert json.dumps(kept) == before
 
 
@@ -673,7 +673,7 @@ def test_what_somebody_else_put_into_the_folder_of_an_experiment_is_measured_aga
     os.mkfifo(folder.path / "cells" / "foreach.json")
     (folder.path / "cells" / "bf16.json").symlink_to("fused.json")
     tuned = FakeTraining({"fused": 0.8}).tuning(
-        desk=ExperimentStore(folder.store_result, folder.results()), only=("fused",)
+        store=ExperimentStore(folder.store_result, folder.results()), only=("fused",)
     )
     assert set(tuned.arms) <= {"fused", "final"}
     assert judge(tuned, "it").answer.startswith("fused: ")

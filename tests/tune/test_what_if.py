@@ -114,8 +114,8 @@ def test_an_experiment_goes_on_with_what_was_measured_before_it_was_interrupted(
             return super().ask(limit_s, **command)
 
     def experiment(training: DelayedTraining) -> WhatIf:
-        desk = ExperimentStore(kept.__setitem__, json.loads(json.dumps(kept)))
-        return WhatIf(lambda: training, [StepPart(name, kind, "", 0.2) for name, kind in parts], 1e6, desk)
+        store = ExperimentStore(kept.__setitem__, json.loads(json.dumps(kept)))
+        return WhatIf(lambda: training, [StepPart(name, kind, "", 0.2) for name, kind in parts], 1e6, store)
 
     first = experiment(Interrupted({"conv1": 1.0, "conv2": 0.0}))
     first.run()
@@ -133,8 +133,8 @@ def test_an_experiment_goes_on_with_what_was_measured_before_it_was_interrupted(
     "stored", [7, {"waits": []}, {"waits": ["x"], "delayed": 0}, {"waits": [1.0], "delayed": None}]
 )
 def test_what_a_folder_states_that_cannot_have_been_measured_counts_as_nothing(stored: Any) -> None:
-    desk = ExperimentStore(kept={what_if.STUDY: {"spent_s": "x", "parts": {f"{LAYER} conv1": stored}}})
-    experiment = WhatIf(lambda: DelayedTraining({}), [StepPart("conv1", LAYER, "", 0.2)], 10, desk)
+    store = ExperimentStore(saved={what_if.STUDY: {"spent_s": "x", "parts": {f"{LAYER} conv1": stored}}})
+    experiment = WhatIf(lambda: DelayedTraining({}), [StepPart("conv1", LAYER, "", 0.2)], 10, store)
     assert (experiment.parts[0].waits, experiment.used < 1) == ([], True)
 
 

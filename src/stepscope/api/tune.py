@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stepscope.report.study_results import Charts
 
 _FIXED = 8  # batches of a loop that are kept for the experiment
-Tell = Callable[[str, float], None]
+ShowProgress = Callable[[str, float], None]
 
 
 def tune(
@@ -123,10 +123,10 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> tuple[Finding
     settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
     sources = training_file_digests(request.target, request.module)
     study_folder = StudyFolder(folder, STUDY, settings, sources, measured_on())
-    with study_folder.locked(), _progress(progress) as tell:
+    with study_folder.locked(), _progress(progress) as show_progress:
         experiment = WhatIf(
             lambda: RestartingTraining(orders, folder / "runs" / "0.txt", {}), parts_of(run), 60 * request.minutes,
-            ExperimentStore(study_folder.store_result, study_folder.results(), tell), recorded_facts(run.meta),
+            ExperimentStore(study_folder.store_result, study_folder.results(), show_progress), recorded_facts(run.meta),
         )  # fmt: skip
         experiment.run()
     why = "" if ceilings_of(run) else why_no_ceilings(run)
@@ -180,9 +180,12 @@ def _answer(
     settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
     study_folder = StudyFolder(folder, "tune", settings, sources, measured_on())
     rules = TuneRules(60 * request.minutes, request.for_, request.only, request.not_)
-    with study_folder.locked(), _progress(progress) as tell:
+    with study_folder.locked(), _progress(progress) as show_progress:
         tuning = Tuning(
-            open_training, rules, ExperimentStore(study_folder.store_result, study_folder.results(), tell), apart=apart
+            open_training,
+            rules,
+            ExperimentStore(study_folder.store_result, study_folder.results(), show_progress),
+            apart=apart,
         )
         tuning.run()
     title = f"What makes {request.subject} faster" if request.for_ == "time" else f"Changes to {request.subject}"
@@ -294,7 +297,7 @@ def _tune_step(
 
 
 @contextmanager
-def _progress(visible: bool) -> Iterator[Tell]:
+def _progress(visible: bool) -> Iterator[ShowProgress]:
     """A line on stderr that says what is tried and how much of the time is used; drawn at most twice a second."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -306,12 +309,12 @@ def _progress(visible: bool) -> Iterator[Tell]:
     if not console.is_terminal:
         last = [""]
 
-        def say(what: str, share: float) -> None:
+        def show(what: str, share: float) -> None:
             if what != last[0] and (share >= 0.68 or not last[0]):
                 sys.stderr.write(f"{100 * min(1.0, share):3.0f} % {what}\n")
             last[0] = what
 
-        yield say
+        yield show
         return
     columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, refresh_per_second=2, transient=True) as bar:

@@ -64,13 +64,13 @@ class Tuning:
         self,
         open_training: Callable[[Sequence[Change], Mapping[str, Any]], TunableTraining],
         rules: TuneRules,
-        desk: ExperimentStore | None = None,
+        store: ExperimentStore | None = None,
         *,
         apart: bool = True,
     ) -> None:
-        self._open, self.rules, self._desk, self._apart = open_training, rules, desk or ExperimentStore(), apart
+        self._open, self.rules, self._store, self._apart = open_training, rules, store or ExperimentStore(), apart
         self._shuffle = random.Random(rules.seed)
-        progress = self._desk.kept.get("progress", {})
+        progress = self._store.saved.get("progress", {})
         self._spent_s = non_negative_number(progress.get("spent_s"))
         self._began_ns = monotonic_ns()
         self._trainings: list[TunableTraining] = []
@@ -167,7 +167,7 @@ class Tuning:
     # the beginning
 
     def _begin(self) -> TunableTraining:
-        self._desk.tell("the training as it is", self.used)
+        self._store.show_progress("the training as it is", self.used)
         began_ns = monotonic_ns()
         training = self._start_training(())
         facts = self._ask(training, do="facts")
@@ -189,7 +189,7 @@ class Tuning:
             if at_start and not self._apart and not change.refused:
                 arm.reason = "it needs a process of its own: stepscope tune SCRIPT"
             self.arms[change.name] = arm
-        for name, content in self._desk.kept.items():
+        for name, content in self._store.saved.items():
             with contextlib.suppress(ValueError):  # of another version, damaged, or somebody else's: measured again
                 arm = Arm.from_dict(content)
                 if arm.changes and {*arm.changes} <= {*self.known} and file_name(arm.name) == name:
@@ -197,7 +197,7 @@ class Tuning:
         return training
 
     def _refuse_another(self, facts: Mapping[str, Any]) -> None:
-        before = self._desk.kept.get("progress", {}).get("facts")
+        before = self._store.saved.get("progress", {}).get("facts")
         if not isinstance(before, dict):
             return
         other = [name for name in _SAME if name in before and before[name] != facts.get(name)]
@@ -253,7 +253,7 @@ class Tuning:
             for arm in sorted(open_, key=lambda arm: len(arm.pairs)):
                 if self.used >= until and arm.pairs:
                     continue
-                self._desk.tell(self.known[arm.name].title, self.used)
+                self._store.show_progress(self.known[arm.name].title, self.used)
                 with self._record_failure(arm):
                     if not arm.pairs and self.rules.goal == "memory":
                         self._measure_losses_and_memory(training, arm)
@@ -406,7 +406,7 @@ class Tuning:
                 share = slow * 1.3 * self._opening_s / self.rules.seconds
                 if self.used + share > until:
                     continue
-                self._desk.tell(self.known[arm.name].title, self.used)
+                self._store.show_progress(self.known[arm.name].title, self.used)
                 with self._record_failure(arm):
                     self._measure_process_pair(training, arm)
                 self._finish_if_processes_clear(arm)
@@ -498,7 +498,7 @@ class Tuning:
             arm.reason = "one saves memory of a step, the other of the process: not comparable"
             return None
         step = Arm("", names, arm.at_start)  # against the configuration without it
-        self._desk.tell(f"together: {arm.name}", self.used)
+        self._store.show_progress(f"together: {arm.name}", self.used)
         with self._record_failure(arm):
             if not arm.at_start:
                 self._measure_losses_and_memory(training, arm)
@@ -559,7 +559,7 @@ class Tuning:
         while not final.pairs or (self.used + share < 1 and final.couples < 2 * _COUPLES):
             self._couple += 1
             began = self.used
-            self._desk.tell(f"as is against the best: {best.name}", min(1.0, self.used))
+            self._store.show_progress(f"as is against the best: {best.name}", min(1.0, self.used))
             training = self._start_training(())
             with self._record_failure(final):
                 self._measure_process_pair(training, final, _FINAL_PAIRS)
@@ -572,7 +572,7 @@ class Tuning:
     def _verify_best_in_process(self, final: Arm) -> None:
         training = self._trainings[0]
         while len(final.pairs) < LEAST_PAIRS or (self.used < 1 and len(final.pairs) < MOST_PAIRS):
-            self._desk.tell(f"as is against the best: {', '.join(final.changes)}", min(1.0, self.used))
+            self._store.show_progress(f"as is against the best: {', '.join(final.changes)}", min(1.0, self.used))
             with self._record_failure(final):
                 self._pair(training, training, final)
             if final.status == "failed":
@@ -585,8 +585,8 @@ class Tuning:
     def _store_arms(self) -> None:
         for arm in self.arms.values():
             if arm.pairs or arm.status == "failed":
-                self._desk.keep(file_name(arm.name), asdict(arm))
+                self._store.save(file_name(arm.name), asdict(arm))
         if not self.facts:
             return
         spent = self._spent_s + (monotonic_ns() - self._began_ns) / 1e9
-        self._desk.keep("progress", {"spent_s": spent, "couples": self._couple + 1, "facts": self.facts})
+        self._store.save("progress", {"spent_s": spent, "couples": self._couple + 1, "facts": self.facts})

@@ -228,9 +228,9 @@ class TuneRules:
 class ExperimentStore:
     """The experiment's store of arms, with the callback for its progress."""
 
-    keep: Callable[[str, Mapping[str, Any]], None] = lambda name, content: None
-    kept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    tell: Callable[[str, float], None] = lambda what, share: None
+    save: Callable[[str, Mapping[str, Any]], None] = lambda name, content: None
+    saved: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    show_progress: Callable[[str, float], None] = lambda what, share: None
 
 
 def trimmed_mean(seconds: Sequence[float], trimmed: float = 0.0) -> float:

@@ -127,7 +127,7 @@ class RestartingTraining:
         )
         self._is_module = bool(orders.get("module"))
         self._ends_with_failure = "script" in orders  # whose process prints why, and ends a little later
-        self._place = self._start()
+        self._process = self._start()
         self._facts: Mapping[str, Any] | None = None
         self._gone = False
 
@@ -147,7 +147,7 @@ class RestartingTraining:
             if self._at_start or command.get("changes"):
                 raise TrainingEnded(f"with it {answer['why']}, after {answer['over']} training steps")
             few = f"it makes {answer['over']} training steps, too few to tune it"
-            printed = self._place.printed
+            printed = self._process.printed
             if answer["over"]:
                 raise TooShort(f"{answer['why']}: {few}", "give it arguments with which it trains longer, after --")
             hint = f"run it by itself: python {'-m MODULE' if self._is_module else 'SCRIPT'}"
@@ -158,22 +158,22 @@ class RestartingTraining:
 
     def close(self) -> None:
         """End the process."""
-        self._place.close()
+        self._process.close()
 
     def _ask_once(self, limit_s: float, command: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            return self._place.ask(limit_s, **command)
+            return self._process.ask(limit_s, **command)
         except NoAnswer:  # what it answers late would be taken for the answer to another command
-            self._place.close()
+            self._process.close()
             self._gone = True
             raise
         except TrainingEnded:
-            self._gone = self._ends_with_failure or self._place.ended
+            self._gone = self._ends_with_failure or self._process.ended
             raise
 
     def _restart(self, limit_s: float) -> None:
-        self._place.close()
-        self._place = self._start()
+        self._process.close()
+        self._process = self._start()
         self._gone = False
         if self._facts is not None:
             self._ask_once(limit_s, {"do": "use", "facts": self._facts})

@@ -120,12 +120,12 @@ class WhatIf:
         open_training: Callable[[], TunableTraining],
         parts: Sequence[StepPart],
         seconds: float,
-        desk: ExperimentStore | None = None,
+        store: ExperimentStore | None = None,
         recorded: Mapping[str, Any] | None = None,
     ) -> None:
         self._open, self.parts, self._seconds = open_training, list(parts), seconds
-        self._desk, self._recorded = desk or ExperimentStore(), recorded or {}
-        progress = self._desk.kept.get(STUDY, {})
+        self._store, self._recorded = store or ExperimentStore(), recorded or {}
+        progress = self._store.saved.get(STUDY, {})
         self._spent_s, stored = non_negative_number(progress.get("spent_s")), progress.get("parts")
         for part in self.parts:
             part.take(stored.get(part.key) if isinstance(stored, dict) else None)
@@ -154,17 +154,17 @@ class WhatIf:
                 self._random.shuffle(open_)
                 for part in sorted(open_, key=lambda part: len(part.waits)):
                     if self.used < 1 or not part.waits:
-                        self._desk.tell(f"{part.label} made slower", self.used)
+                        self._store.show_progress(f"{part.label} made slower", self.used)
                         self._measure(training, part)
                         parts = {part.key: {"waits": part.waits, "delayed": part.delayed} for part in self.parts}
-                        self._desk.keep(STUDY, {"spent_s": self.used * self._seconds, "parts": parts})
+                        self._store.save(STUDY, {"spent_s": self.used * self._seconds, "parts": parts})
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
             training.close()
 
     def _begin(self, training: TunableTraining) -> None:
-        self._desk.tell("the training as it is", self.used)
+        self._store.show_progress("the training as it is", self.used)
         facts = training.ask(_ANSWER_S, do="facts")
         if facts["device"] != "cpu":
             raise UsageError(
@@ -198,7 +198,7 @@ class WhatIf:
             raise
         except TrainingEnded as error:
             part.reason = "failed" if not part.waits else ""
-            self._desk.tell(f"{part.label}: {error}", self.used)
+            self._store.show_progress(f"{part.label}: {error}", self.used)
 
     def _pair(self, training: TunableTraining, part: StepPart) -> float:
         """Return by how much the step grows for a second of delay, of one pair of blocks."""
