@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pytest
 import torch
+from tests.tune.fake_training import FACTS
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset
@@ -22,7 +23,8 @@ import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.tune.block_runner import BlockRunner, LocalTraining, _loader_with, runner_for_loop
-from stepscope.experiments.tune.changes import all_changes, changes_applied
+from stepscope.experiments.tune.changes import all_changes, changes_applied, select_changes
+from stepscope.experiments.tune.changes.loop import patch_loader_arguments
 from stepscope.experiments.tune.child import runner_for_workload
 from stepscope.experiments.tune.loop_protection import copy_of_batch
 from stepscope.experiments.tune.training import Observer, Targets, facts_of
@@ -760,3 +762,27 @@ def test_the_samples_that_a_sampler_draws_from_are_not_copied() -> None:
     assert not state._tensors
     state.restore()
     assert loader.sampler.data_source is data
+
+
+def test_a_loader_without_workers_is_tried_where_it_has_some_without_what_needs_them() -> None:
+    facts = {**FACTS, "loader": {"workers": 2}, "data_share": 0.5}
+    known = all_changes(facts)
+    assert not known["workers=0"].refused
+    assert all_changes({**facts, "loader": {"workers": 0}})["workers=0"].refused
+    data = TensorDataset(torch.zeros(8, 1))
+    with patch_loader_arguments(known["workers=0"].loader):
+        loader = DataLoader(data, num_workers=2, prefetch_factor=4, persistent_workers=True, timeout=9)
+    assert (loader.num_workers, len(list(loader))) == (0, 8)
+
+
+def test_a_group_of_changes_is_named_by_what_stands_before_the_number() -> None:
+    known = all_changes({**FACTS, "loader": {"workers": 1}, "data_share": 0.5})
+    chosen = {change.name for change in select_changes(known.values(), "time", ("workers",), ())}
+    assert chosen == {"workers=0", "workers=1", "workers=2", "workers=4"}
+
+
+def test_the_code_of_an_update_turns_off_the_one_that_it_excludes() -> None:
+    facts = {**FACTS, "optimizers": [{"kind": "Adam", "fused": False, "foreach": True}]}
+    code = all_changes(facts)["fused"].code
+    assert code == "torch.optim.Adam(..., foreach=False, fused=True)"
+    torch.optim.Adam([torch.zeros(1, requires_grad=True)], foreach=False, fused=True)

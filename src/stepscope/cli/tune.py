@@ -48,19 +48,21 @@ def _tune(
             raise UsageError("--what-if makes no configuration for --apply", "leave --apply out")
     folder = tune_path(request, out)
     findings, tuning = run_tune_request(request, folder, progress=not quiet)
-    if json:
-        typer.echo(findings.to_json(), nl=False)
-    elif not quiet:
-        from stepscope.report.study_results import text
+    try:
+        if json:
+            typer.echo(findings.to_json(), nl=False)
+        elif not quiet:
+            from stepscope.report.study_results import text
 
-        print_wide(*text(findings), width=_PAGE_WIDTH)
-    sys.stderr.write(pictures_hint(folder))
+            print_wide(*text(findings), width=_PAGE_WIDTH)
+        sys.stderr.write(pictures_hint(folder))
+    finally:  # also where nobody reads what is printed
+        if apply is not None and isinstance(tuning, Tuning) and not tuning.interrupted:
+            _write_config(apply, tuning, request)
     if tuning.interrupted:
         words = ("stepscope", "tune", *(() if apply is None else ("--apply", str(apply))))
         sys.stderr.write(f"interrupted; go on with: {request.command_line(*words, out=folder)}\n")
         raise typer.Exit(_INTERRUPTED)
-    if apply is not None and isinstance(tuning, Tuning):
-        _write_config(apply, tuning, request)
 
 
 def _write_config(path: Path, tuning: Tuning, request: TuneRequest) -> None:

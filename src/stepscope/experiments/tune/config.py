@@ -33,7 +33,7 @@ _FACTS = {
     **dict.fromkeys(("conv2d", "calls", "blocks", "batch", "parameters"), _COUNT),
     "large_cores": [IntegerRange(0, 4096)],
     **dict.fromkeys(("channels_last", "autocast", "compiled", "zeroes_gradients", "flushes_denormals"), bool),
-    **dict.fromkeys(("glibc", "tcmalloc_in_use", "divisible", "losses_known"), bool),
+    **dict.fromkeys(("glibc", "tcmalloc_in_use", "divisible", "losses_known", "float64"), bool),
     **dict.fromkeys(("step_s", "data_share", "prepared_s"), float),
     "loader": Fields({"workers": _COUNT, "stream": bool}, ("workers",)),
     "optimizers": [Fields({"kind": str, "fused": bool, "foreach": bool}, ("kind", "fused", "foreach"))],

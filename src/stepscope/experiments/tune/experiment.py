@@ -21,26 +21,29 @@ from stepscope.experiments.tune.changes import Change, all_changes, select_chang
 from stepscope.experiments.tune.other_load import QuietLevel
 from stepscope.experiments.tune.pair_statistics import (
     FINAL,
+    LEAST_GAIN,
     LEAST_PAIRS,
+    SURE,
     Arm,
     ExperimentStore,
     TunableTraining,
     TuneRules,
     file_name,
+    is_decided,
     non_negative_number,
     ratio_interval,
     saved_bytes,
     saving,
+    surely_gains,
     trimmed_mean,
+    why_not_combined,
 )
 from stepscope.experiments.tune.process import TooShort, TrainingEnded
 
-LEAST_GAIN = 0.01  # of the step: less is of no use to anybody
 MOST_DRIFT = 0.05  # of the loss, in the same steps from the same state: more is not combined by itself
 NO_TIME = "no time was left for it"
 _CLEAR = 0.0075  # half the width of a CI, as a share, from which on no more pairs are made
 _HOPELESS = 1.1  # slower in each of the first pairs
-SURE = 0.99  # confidence of what a change surely does: it is looked at more than once
 _LIVE, _START, _COMBINED, _LATE = 0.4, 0.68, 0.8, 0.93  # shares of the time at which a phase ends
 _COUPLES, _COUPLE_PAIRS, _FINAL_PAIRS = 3, 4, 5
 _LOSSES = 16  # steps in which losses are compared
@@ -237,21 +240,21 @@ class Tuning:
     # changes within a process
 
     def _measure_in_process_changes(self, training: TunableTraining, until: float = _LIVE) -> None:
-        """Pairs of every change that needs no process of its own, one at least, until it is clear or the time over."""
+        """Pairs of each change that needs no process of its own: one while there is time, more until it is clear."""
         if not self._apart:
             until = max(until, _START)
         looked: set[str] = set()
         while True:
             open_ = [arm for arm in self._open_arms() if not arm.at_start and len(arm.changes) == 1]
             if self.used >= until:
-                open_ = [arm for arm in open_ if not arm.pairs]
+                open_ = [arm for arm in open_ if not arm.pairs and self.used < _LATE]
             elif not open_:
                 open_ = self._reopen_given_up_arms(looked)
             if not open_:
                 return
             self._shuffle.shuffle(open_)
             for arm in sorted(open_, key=lambda arm: len(arm.pairs)):
-                if self.used >= until and arm.pairs:
+                if self.used >= (until if arm.pairs else max(until, _LATE)):
                     continue
                 self._store.show_progress(self.known[arm.name].title, self.used)
                 with self._record_failure(arm):
@@ -417,12 +420,12 @@ class Tuning:
                 self._couple += 1
         return training
 
-    def _startup_order_key(self, arm: Arm) -> tuple[int, int]:
-        """First what has the fewest pairs, and the allocator among them; compiling takes longest, and comes last."""
+    def _startup_order_key(self, arm: Arm) -> tuple[int, float, int]:
+        """What has the fewest pairs, then what promises most; of the untried the allocator first, compiling last."""
         order = ("allocator", "instructions", "loader")
         group = self.known[arm.name].group
         last = len(order) + ("compile" in arm.changes)
-        return len(arm.pairs), order.index(group) if group in order else last
+        return len(arm.pairs), arm.interval()[0] if arm.pairs else 0.0, order.index(group) if group in order else last
 
     def _measure_process_pair(
         self, training: TunableTraining, arm: Arm, pairs: int = _COUPLE_PAIRS, base: Sequence[str] = ()
@@ -479,10 +482,11 @@ class Tuning:
                 groups.add(group)
 
     def _near_winners(self) -> list[Arm]:
-        """Return live changes that were no winners, best first: a large loss as is may have hidden their gain."""
+        """Return live changes that may gain, best first: a large loss as is may have hidden it; none that is slower."""
         single = [arm for name, arm in self.arms.items() if name in self.known and not arm.at_start and arm.pairs]
         winners = self.winners()
-        return sorted((arm for arm in single if arm not in winners), key=lambda arm: arm.interval()[0])
+        near = [arm for arm in single if arm not in winners and not arm.interval()[1] > 1 + LEAST_GAIN]
+        return sorted(near, key=lambda arm: arm.interval()[0])
 
     def _measure_combination(self, training: TunableTraining, current: Arm, more: Arm) -> Arm | None:
         """Measure a configuration with one more change; returns it where it is surely faster, or smaller, than without.
@@ -502,21 +506,19 @@ class Tuning:
         with self._record_failure(arm):
             if not arm.at_start:
                 self._measure_losses_and_memory(training, arm)
-                while len(step.pairs) < LEAST_PAIRS + 2:
-                    self._pair(training, training, step, current.in_process_changes)
+                self._pair_until_decided(training, step, current.in_process_changes)
             else:
                 self._measure_against_current(training, current, step)
             arm.status, arm.reason = "measured", ""
         if arm.status == "failed":
             return None
-        ratio, _, high = step.interval()
         base, low, base_high = current.interval()
         arm.of_process, arm.base_half = step.of_process, math.log(max(base_high / base, base / low))
         arm.pairs = [(math.log(base) + log, couple) for log, couple in step.pairs]
         arm.as_is_s, arm.changed_s = [seconds / base for seconds in step.as_is_s], step.changed_s
         # Of what is made at start the check at the end tells.
         drifts = arm.drift is not None and not self.is_loss_steady(arm)
-        arm.over = ratio < 1 - LEAST_GAIN / 2 and high < 1.005 and not drifts
+        arm.over = surely_gains(step, alone=more in self.winners()) and not drifts
         if arm.of_process:
             arm.memory_bytes, arm.as_is_bytes = step.memory_bytes, step.as_is_bytes
         if memory:
@@ -525,8 +527,15 @@ class Tuning:
         if drifts:
             arm.reason = f"the loss drifts by more than {100 * MOST_DRIFT:.0f} %"
         elif not arm.over and not memory:
-            arm.reason = f"{more.name} adds nothing to {current.name} ({(1 - ratio) * 100:+.1f} %)"
+            arm.reason = why_not_combined(step, more, current)
         return arm if arm.over else None
+
+    def _pair_until_decided(self, training: TunableTraining, step: Arm, base: Sequence[str]) -> None:
+        """Pairs of a configuration with and without one change, until they tell whether it adds something."""
+        while len(step.pairs) < LEAST_PAIRS + 2 or (
+            len(step.pairs) < MOST_PAIRS and self.used < _COMBINED and not is_decided(step)
+        ):
+            self._pair(training, training, step, base)
 
     def _measure_against_current(self, training: TunableTraining, current: Arm, step: Arm) -> None:
         if not current.at_start:
@@ -535,8 +544,7 @@ class Tuning:
         base = self._start_training([self.known[name] for name in current.at_start])
         try:
             if step.at_start == current.at_start:
-                while len(step.pairs) < LEAST_PAIRS + 2:
-                    self._pair(base, base, step, current.in_process_changes)
+                self._pair_until_decided(base, step, current.in_process_changes)
             else:
                 self._measure_process_pair(base, step, LEAST_PAIRS, current.in_process_changes)
         finally:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.experiments.tune.changes import Change
-from stepscope.experiments.tune.experiment import LEAST_GAIN, MOST_DRIFT, MOST_PAIRS, NO_TIME, SURE, Tuning
-from stepscope.experiments.tune.pair_statistics import AS_IS, COUPLES_DIFFER, FINAL, Arm, saving, tie_groups
+from stepscope.experiments.tune.experiment import MOST_DRIFT, MOST_PAIRS, NO_TIME, Tuning
+from stepscope.experiments.tune.pair_statistics import AS_IS, FINAL, LEAST_GAIN, SURE, Arm, saving, tie_groups
 from stepscope.units import number, plural
 
 if TYPE_CHECKING:
     import polars as pl
 
 _MEANINGS = {
-    "rank": "by what was to improve; changes whose CIs overlap share a rank",
-    "gain %": "less time a step than as is; below 0 it is slower",
+    "rank": "by what was to improve; changes share a rank where their difference may be chance",
+    "gain %": "less time a step than as is; below 0 it is slower; - where pairs are too few or too different to say",
     "memory %": "of what a step adds at its peak; with (process) of the whole process at its peak, in the couple of "
     "processes that saved least",
     "loss drift %": "mean loss of the same steps from the same state, against as is",
@@ -43,7 +43,7 @@ def judge(tuning: Tuning, title: str) -> Findings:
     tables = [
         ResultTable("helps", "What helps", _COLUMNS, tuple(rows), _legend(helps, ranks), _MEANINGS),
         *_final_table(final),
-        *_code_table(best, changes),
+        *_code_tables(best, [arm for arm in tuning.winners() if arm is not refuted], changes),
         _useless_table([arm for arm in measured if arm not in helps], refuted, tuning),
         ResultTable("untried", "Not tried", ("change", "what it is", "why"), tuple(untried)),
     ]
@@ -101,7 +101,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 def _legend(helps: Sequence[Arm], ranks: Mapping[str, int]) -> str:
     tied = len(set(ranks.values())) < len(helps)
-    same = " Changes of one rank are a tie: their CIs overlap." if tied else ""
+    same = " Changes of one rank are a tie: their difference may be chance." if tied else ""
     return f"Gain: less time a step, with its 95 % CI.{same}"
 
 
@@ -116,13 +116,18 @@ def _final_table(final: Arm | None) -> list[ResultTable]:
     ]
 
 
-def _code_table(best: Arm | None, changes: Mapping[str, Change]) -> list[ResultTable]:
-    if best is None:
-        return []
-    rows = tuple(
-        (name, changes[name].code, changes[name].risk or "nothing") for name in best.changes if name in changes
-    )
-    return [ResultTable("code", "To paste", ("change", "code or line to start with", "may differ"), rows)]
+def _code_tables(best: Arm | None, winners: Sequence[Arm], changes: Mapping[str, Change]) -> list[ResultTable]:
+    """Return what to paste of the recommendation, and of the other single changes that help."""
+    chosen = best.changes if best is not None else ()
+    others = [arm.name for arm in winners if arm.name not in chosen]
+    tables = [("code", "To paste", chosen), ("other-code", "To try instead: not in the recommendation", others)]
+    columns = ("change", "code or line to start with", "may differ")
+    pasted = []
+    for name, title, names in tables:
+        known = [changes[change] for change in names if change in changes]
+        rows = tuple((change.name, change.code, change.risk or "nothing") for change in known)
+        pasted.append(ResultTable(name, title, columns, rows))
+    return pasted
 
 
 def _useless_table(arms: Sequence[Arm], refuted: Arm | None, tuning: Tuning) -> ResultTable:
@@ -139,6 +144,7 @@ def _useless_table(arms: Sequence[Arm], refuted: Arm | None, tuning: Tuning) -> 
 
 _CANNOT_TELL = "cannot tell yet: run it longer"
 _LIKELY = "likely a gain, not certain yet: run it longer"
+_LIKELY_SLOWER = "likely slower, not certain"
 _OPEN = (_LIKELY, _CANNOT_TELL)
 _NOT_CONFIRMED = "not confirmed by the check at the end"
 
@@ -154,8 +160,10 @@ def _verdict(arm: Arm, goal: str) -> str:
     if goal == "memory" and arm.memory_bytes:
         return _LIKELY if saving(arm) > LEAST_GAIN else "saves no memory"
     ratio, low, high = arm.interval()
-    if arm.interval(SURE)[1] > 1:
+    if low > 1 and arm.interval(SURE)[1] > 1:
         return "slower"
+    if low > 1 and ratio > 1 + 2 * LEAST_GAIN:
+        return _LIKELY_SLOWER
     if high < 1 and ratio < 1 - LEAST_GAIN:
         return _LIKELY
     if math.isnan(high) or (high - low > 0.1 and len(arm.pairs) < MOST_PAIRS):
@@ -173,22 +181,7 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
     if final is not None and (refuted := tuning.refuted()) is not None:
         return _refuted_answer(refuted, final, tuning)
     if best is None:
-        measured = [arm for arm in tuning.arms.values() if arm.status == "measured"]
-        if not measured and tuning.interrupted:
-            return "Nothing was tried: it was interrupted."
-        if not measured:
-            untried = _untried_for_time_text(tuning)
-            return f"Nothing could be tried: {'run it longer (--minutes).' if untried else 'see why.'}{untried}"
-        if tuning.rules.goal == "memory" and not any(arm.memory_bytes for arm in tuning.arms.values()):
-            return "Cannot tell: the memory of a step could not be measured here."
-        goal = tuning.rules.goal
-        unclear = [arm.name for arm in measured if arm not in tuning.winners() and _verdict(arm, goal) in _OPEN]
-        tried = measured[0].name if len(measured) == 1 else f"any of {plural(len(measured), 'change')}"
-        if len(unclear) == len(measured):
-            return f"Cannot tell yet whether {tried} helps: run it longer (--minutes).{_untried_for_time_text(tuning)}"
-        more = f" Not clear yet: {', '.join(unclear)}; run it longer (--minutes)." if unclear else ""
-        none = f"{tried} is not" if len(measured) == 1 else f"None of {plural(len(measured), 'change')} is"
-        return f"{none} certain to help: {_LEAVE}.{more}{_untried_for_time_text(tuning)}"
+        return _answer_without_recommendation(tuning)
     checked = final if final and final.status == "measured" and final.changes == best.changes else None
     arm = checked or best
     gain, low, high = gains(arm)
@@ -213,7 +206,47 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
     ranks = tie_groups(helps)
     ties = [other.name for other in helps if other is not best and ranks[other.name] == ranks.get(best.name)]
     tied = f" A tie with {', '.join(ties)}." if ties and tuning.rules.goal != "memory" else ""
-    return text + confirmed + tied
+    return text + confirmed + tied + _rounding_text(tuning)
+
+
+def _answer_without_recommendation(tuning: Tuning) -> str:
+    measured = [arm for arm in tuning.arms.values() if arm.status == "measured"]
+    untried = _untried_for_time_text(tuning)
+    if not measured and tuning.interrupted:
+        return "Nothing was tried: it was interrupted."
+    if not measured:
+        return f"Nothing could be tried: {'run it longer (--minutes).' if untried else 'see why.'}{untried}"
+    goal = tuning.rules.goal
+    if goal == "memory" and not any(arm.memory_bytes for arm in tuning.arms.values()):
+        return "Cannot tell: the memory of a step could not be measured here."
+    rounding = _rounding_text(tuning)
+    rest = [arm for arm in measured if arm not in tuning.winners()] if rounding else measured
+    if not rest:
+        return rounding.strip() + untried
+    unclear = [arm.name for arm in measured if arm not in tuning.winners() and _verdict(arm, goal) in _OPEN]
+    other = "other " if rounding else ""
+    tried = rest[0].name if len(rest) == 1 else f"any of {plural(len(rest), f'{other}change')}"
+    if len(unclear) == len(rest):
+        return f"{rounding} Cannot tell yet whether {tried} helps: run it longer (--minutes).{untried}".strip()
+    more = f" Not clear yet: {', '.join(unclear)}; run it longer (--minutes)." if unclear else ""
+    none = f"{tried} is not" if len(rest) == 1 else f"None of {plural(len(rest), f'{other}change')} is"
+    leave = "" if rounding else f": {_LEAVE}"
+    return f"{rounding} {none} certain to help{leave}.{more}{untried}".strip()
+
+
+def _rounding_text(tuning: Tuning) -> str:
+    """Return what helps and rounds numbers where losses could not be compared: the user has to do that."""
+    if tuning.rules.goal == "memory":
+        return ""
+    unknown = [arm for arm in tuning.winners() if arm.drift is None and not tuning.is_loss_steady(arm)]
+    texts = []
+    for arm in unknown:
+        gain, low, high = gains(arm)
+        texts.append(f"{arm.name} takes {gain:.1f} % [{low:.1f}, {high:.1f}] less time")
+    if not texts:
+        return ""
+    rounds = "rounds numbers" if len(texts) == 1 else "round numbers"
+    return f" {', '.join(texts)}, but {rounds}: compare the loss of a whole training before you keep it."
 
 
 def _refuted_answer(chosen: Arm, final: Arm, tuning: Tuning) -> str:
@@ -244,7 +277,8 @@ def _notes(tuning: Tuning) -> list[str]:
     facts = tuning.facts
     notes = []
     if aside := tuning.quiet.set_aside:
-        notes.append(f"{plural(aside, 'pair')} beside more other load than the rest were not counted, and made again.")
+        counted = "was not counted" if aside == 1 else "were not counted"
+        notes.append(f"{plural(aside, 'pair')} beside more other load than the rest {counted}, and made again.")
     if tuning.ended_by:
         notes.append(f"It ended before its time, since the training could not be started again: {tuning.ended_by}.")
     for why, count in tuning.failures.items():
@@ -253,7 +287,7 @@ def _notes(tuning: Tuning) -> list[str]:
         notes.append("Interrupted: the same command with the same --out goes on.")
     unknown = [arm.name for arm in tuning.winners() if arm.drift is None and not tuning.is_loss_steady(arm)]
     if unknown:
-        notes.append(f"{', '.join(unknown)}: not recommended, because the loss could not be compared; try it yourself.")
+        notes.append(f"{', '.join(unknown)}: not recommended, because the loss could not be compared.")
     drifted = [arm.name for arm in tuning.winners() if arm.drift is not None and not tuning.is_loss_steady(arm)]
     if drifted:
         notes.append(
@@ -261,6 +295,11 @@ def _notes(tuning: Tuning) -> list[str]:
         )
     if facts and not facts.get("losses_known", True):
         notes.append("Losses were not compared: each block of a script has other batches.")
+    if facts.get("float64"):
+        notes.append(
+            "Weights are float64, which takes about twice the time and memory of float32; float32 was not tried, since "
+            "it changes the model: model.float(), and inputs likewise."
+        )
     for arm in tuning.winners():
         if arm.compile_s:
             saved = (_median(arm.as_is_s) or 0.0) * (1 - arm.interval()[0])
@@ -270,7 +309,7 @@ def _notes(tuning: Tuning) -> list[str]:
     if any(arm.couples < 3 for arm in single):
         notes.append(
             "A change measured in fewer than three couples of processes may owe its gain to where the heap happened to "
-            f"lie: couples are taken to differ by {100 * COUPLES_DIFFER:.0f} %."
+            "lie: its CI allows for 2.5 % in the median, and more than 10 % of a few."
         )
     notes.append("Gains are of this training on this device, with this batch size and load.")
     notes.append("Energy was not measured: blocks are shorter than the windows of power sensors.")

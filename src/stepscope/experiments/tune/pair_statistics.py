@@ -17,10 +17,13 @@ from scipy import special  # type: ignore[import-untyped]
 
 from stepscope.analysis.estimate import CONFIDENCE, mean_interval
 
-# Standard deviation of the ratio from one couple of processes to the next: between the median (2.5 %) and the root of
-# the mean square (5.1 %) of 19 configurations of four workloads, three couples each. A few differ by 10 %.
-COUPLES_DIFFER = 0.04
+# How the ratio differs from one couple of processes to the next: of 19 configurations of four workloads, three couples
+# each, by 2.5 % in the median and 5.1 % in the root of the mean square, of a few by 13 %. Student's distribution with 3
+# degrees of freedom and this scale has the same median, 5.7 %, and such tails.
+_COUPLES_SCALE, _COUPLES_FREEDOM = 0.033, 3
 LEAST_PAIRS = 6  # fewer cannot exclude anything at 95 %
+LEAST_GAIN = 0.01  # of the step: less is of no use to anybody
+SURE = 0.99  # confidence of what a change surely does: it is looked at more than once
 
 
 def ratio_interval(logs: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float, float]:
@@ -50,12 +53,12 @@ def process_interval(
     """Return (ratio, low, high) of log ratios in several couples: from 3 on each is one observation (Student, 95 %).
 
     Processes differ by more than their pairs do (the heap lies elsewhere). Fewer do not say by how much: then the pairs
-    tell, at this confidence, and couples are taken to differ by `COUPLES_DIFFER`.
+    tell, at this confidence, and couples are taken to differ as those of other trainings do.
     """
     pooled = ratio_interval([value for logs in by_process for value in logs], confidence)
     if len(by_process) < 3:
-        normal = float(special.ndtri((1 + confidence) / 2))
-        return widen_interval(pooled, normal * COUPLES_DIFFER / math.sqrt(max(1, len(by_process))))
+        differ = float(special.stdtrit(_COUPLES_FREEDOM, (1 + confidence) / 2)) * _COUPLES_SCALE
+        return widen_interval(pooled, differ / math.sqrt(max(1, len(by_process))))
     centres = np.array([float(np.median(logs)) for logs in by_process if len(logs)], dtype=np.float64)
     middle, low, high = mean_interval(centres)
     if not math.isnan(pooled[1]):  # where processes do not differ, no narrower than the pairs allow
@@ -258,13 +261,47 @@ def saved_bytes(arm: Arm) -> int:
     return arm.as_is_bytes - arm.memory_bytes if arm.memory_bytes and arm.as_is_bytes else 0
 
 
+def surely_gains(step: Arm, alone: bool = True) -> bool:
+    """Return whether a change makes a configuration surely faster; alone: it does so of the training as is.
+
+    Of many that do not, one may seem to by chance.
+    """
+    ratio, _, high = step.interval()
+    return ratio < 1 - LEAST_GAIN / 2 and high < 1.005 and (alone or step.interval(SURE)[2] < 1)
+
+
+def excludes_gain(arm: Arm) -> bool:
+    """Return whether its CI holds no gain that is of use."""
+    return arm.interval()[1] > 1 - LEAST_GAIN
+
+
+def is_decided(step: Arm) -> bool:
+    """Return whether more pairs are not needed to tell whether it gains."""
+    return surely_gains(step, alone=False) or excludes_gain(step)
+
+
+def why_not_combined(step: Arm, more: Arm, current: Arm) -> str:
+    """Return what the pairs of a configuration with and without a change say of it."""
+    gain, high, low = (100 * (1 - bound) for bound in step.interval())
+    by = f"({gain:+.1f} % [{low:.1f}, {high:.1f}])"
+    if excludes_gain(step):
+        return f"{more.name} adds nothing to {current.name} {by}"
+    return f"cannot tell whether {more.name} adds to {current.name} {by}: run it longer"
+
+
 def tie_groups(arms: Iterable[Arm]) -> dict[str, int]:
-    """Return the rank of each arm by its name: those whose CI overlaps that of the best of a rank share it."""
+    """Return the rank of each arm by its name, shared where the difference from its best may be chance."""
     ranks: dict[str, int] = {}
-    rank, bound = 0, -math.inf
+    rank, best = 0, None
     for arm in sorted(arms, key=lambda arm: arm.interval()[0]):
-        _, low, high = arm.interval()
-        if not low <= bound:
-            rank, bound = len(ranks) + 1, high
+        if best is None or _surely_differ(best, arm):
+            rank, best = len(ranks) + 1, arm
         ranks[arm.name] = rank
     return ranks
+
+
+def _surely_differ(better: Arm, worse: Arm) -> bool:
+    """Return whether two ratios lie further apart than the errors of both: the halves of the CIs between them."""
+    ratio, _, high = better.interval()
+    other, low, _ = worse.interval()
+    return math.log(other / ratio) > math.hypot(math.log(high / ratio), math.log(other / low))

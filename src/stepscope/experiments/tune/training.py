@@ -212,6 +212,7 @@ def facts_of(targets: Targets, observer: Observer, batch: int | None = None, div
         "batch": batch or 0,
         "divisible": divisible,
         "parameters": sum(parameter.numel() for parameter in parameters),
+        "float64": any(parameter.dtype == torch.float64 for parameter in parameters),
     }
 
 

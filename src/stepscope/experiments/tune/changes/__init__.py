@@ -109,7 +109,8 @@ def select_changes(changes: Iterable[Change], goal: str, only: Sequence[str], wi
 
 
 def _names(change: Change) -> set[str]:
-    return {change.name, change.group, change.goal}
+    """What selects a change: `workers=2` also as all `workers`."""
+    return {change.name, change.name.partition("=")[0], change.group, change.goal}
 
 
 @contextlib.contextmanager

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 # The data loader: processes that load ahead of the step.
 
 _OF_WORKERS = ("num_workers", "persistent_workers")
+_OF_WORKERS_ALONE = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout")
+_NO_WORKERS = "batches loaded by the training process itself"
 _LEAST_SHARE = 0.02  # of a step: with less there is nothing to gain
 
 
@@ -26,16 +28,17 @@ def _loading_changes(facts: Facts) -> Iterator[Change]:
     if not none and share is not None and share < _LEAST_SHARE:
         none = f"loading takes {100 * share:.1f} % of a step"
     now = int(loader["workers"]) if loader else 0
-    for count in (1, 2, 4):
-        arguments = {"num_workers": count, "persistent_workers": True}
+    for count in (0, 1, 2, 4):
+        arguments: dict[str, Any] = {"num_workers": count, **({"persistent_workers": True} if count else {})}
         refused = none or ("the loader already has as many workers" if count == now else "")
         if not refused and loader.get("stream"):
-            refused = "of an iterable data set each worker would yield all samples, unless it divides them itself"
+            refused = "of an iterable data set each worker yields all samples, unless it divides them itself"
         if not refused and count > max(2, int(facts["cores"])):
             refused = f"{facts['cores']} cores"
         yield _make_loader_change(
-            f"workers={count}", f"{plural(count, 'worker')} prefetching batches", arguments, refused
-        )
+            f"workers={count}", f"{plural(count, 'worker')} prefetching batches" if count else _NO_WORKERS, arguments,
+            refused,
+        )  # fmt: skip
     refused = none or ("" if now else "the loader has no worker processes")
     yield _make_loader_change(
         "prefetch=4", "4 batches prefetched by each worker", {"prefetch_factor": 4}, refused, "prefetch"
@@ -50,6 +53,7 @@ def _make_loader_change(
     name: str, title: str, arguments: Mapping[str, Any], refused: str, group: str = "loader"
 ) -> Change:
     code = f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})"
+    code += "" if arguments.get("num_workers", 1) else f"\n# without {', '.join(_OF_WORKERS_ALONE)}"
     risk = "random numbers drawn by the data set itself differ" if "num_workers" in arguments else ""
     return Change(
         name, title, group, code, risk, lambda _: patch_loader_arguments(arguments), at_start=True, loader=arguments,
@@ -65,6 +69,8 @@ def merge_loader_arguments(original: Mapping[str, Any], arguments: Mapping[str, 
     merged = {**original, **arguments}
     if merged.get("num_workers"):
         return merged
+    if "num_workers" in arguments:
+        return {name: value for name, value in merged.items() if name not in _OF_WORKERS_ALONE}
     needing = {name for name in ("prefetch_factor", "persistent_workers") if name in arguments}
     return {name: value for name, value in merged.items() if name not in needing} | {
         name: value for name, value in original.items() if name in needing
@@ -110,7 +116,9 @@ def _update_changes(facts: Facts) -> Iterator[Change]:
             refused = f"{', '.join(kind for kind in kinds if kind not in able)} has no such update"
         elif all(optimizer[name] for optimizer in facts["optimizers"]):
             refused = "the optimizer already does"
-        code = f"torch.optim.{kinds[0] if kinds else 'SGD'}(..., {name}=True)"
+        other = "foreach" if name == "fused" else "fused"
+        without = f"{other}=False, " if any(optimizer[other] for optimizer in facts["optimizers"]) else ""
+        code = f"torch.optim.{kinds[0] if kinds else 'SGD'}(..., {without}{name}=True)"
         yield Change(name, f"{name} optimizer", "optimizer", code, _RISK, _optimizer_flag_switch(name), refused=refused)
     refusal = "" if facts["zeroes_gradients"] else "the training does not fill its gradients with zeros"
     yield Change(
