@@ -1,7 +1,7 @@
 """What each single change truly gains, and what tune says of it: `python -m benchmarks.tune lenet resnet8-c32`.
 
-Truth: every change that applies, in fresh couples of processes, as is and changed, which make steps in turns: one
-couple for each change, then two more for those that could be the best or that tune recommends. Its whole
+Truth: every change that applies, in fresh pairs of processes, as is and changed, which make steps in turns: one
+process pair for each change, then two more for those that could be the best or that tune recommends. Its whole
 recommendation is measured so as well. Tune is asked in between, with its own time. Kept for each target (`--kept FILE`)
 and said at the end: whether the truly best change is ranked first (a tie within the CI counts), by how many points the
 gains of what is recommended are off, and what is recommended though it is slower. A target is a workload, or a script
@@ -33,9 +33,9 @@ from stepscope.files import atomic_write
 from stepscope.record.device import describe_device
 
 _LIMIT_S = 1800.0
-_TURN_S, _TURNS = 0.35, 8  # of one side; turns of a couple
+_TURN_S, _TURNS = 0.35, 8  # of one side; turns of a process pair
 _MOST_STEPS = 30  # of a turn
-_COUPLES = 3
+_PROCESS_PAIRS = 3
 _SLOWER = 1.02  # what is slower than this must not be recommended
 
 
@@ -43,8 +43,8 @@ _SLOWER = 1.02  # what is slower than this must not be recommended
 class Answer:
     """The truth of a target and what tune said.
 
-    truth, together: log ratios of the step time of each couple, by change and of the recommendation. said, final: gain
-    with its bounds, %, of each change that tune recommends and of the recommendation when measured anew.
+    truth, together: log ratios of the step time of each process pair, by change and of the recommendation. said,
+    final: gain with its bounds, %, of each change that tune recommends and of the recommendation when measured anew.
     """
 
     target: str
@@ -64,13 +64,13 @@ class Answer:
         return _gain(self.truth[name])
 
 
-def _gain(couples: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    ratio, low, high = process_interval(couples) if len(couples) > 1 else ratio_interval(couples[0])
+def _gain(process_pairs: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    ratio, low, high = process_interval(process_pairs) if len(process_pairs) > 1 else ratio_interval(process_pairs[0])
     return 100 * (1 - ratio), 100 * (1 - high), 100 * (1 - low)
 
 
 class Target:
-    """A training whose changes are measured in couples of fresh processes."""
+    """A training whose changes are measured in pairs of fresh processes."""
 
     def __init__(self, text: str, folder: Path) -> None:
         self.name, self._folder = text, folder
@@ -92,8 +92,8 @@ class Target:
         kind = RestartingTraining if "script" in self._orders else TrainingProcess
         return kind(self._orders, self._folder / f"{name}.txt", environment, at_start)
 
-    def couple(self, names: Sequence[str]) -> list[float]:
-        """Return the log ratio of each turn of a new couple of processes, as is and with these changes."""
+    def process_pair(self, names: Sequence[str]) -> list[float]:
+        """Return the log ratio of each turn of a new pair of processes, as is and with these changes."""
         at_start = [name for name in names if self.known[name].at_start]
         live = [name for name in names if name not in at_start]
         environment = {key: value for name in at_start for key, value in self.known[name].environment.items()}
@@ -120,7 +120,7 @@ class Target:
 def complete(found: Answer, minutes: float, folder: Path, keep: Callable[[], object]) -> None:
     """Measure each change once, ask tune, and measure what matters twice more; what is kept is not measured again.
 
-    keep: called after each couple, since a target takes many minutes.
+    keep: called after each process pair, since a target takes many minutes.
     """
     target = Target(found.target, folder)
     found.step_s, found.machine = target.facts["step_s"], _machine()
@@ -133,11 +133,11 @@ def complete(found: Answer, minutes: float, folder: Path, keep: Callable[[], obj
     top = max((found.gain(name) for name in found.truth), default=(0.0, 0.0, 0.0))
     for name in list(found.truth):
         if name in found.said or found.gain(name)[2] >= max(0.0, top[1]):
-            _measure(target, found, name, _COUPLES, keep)
+            _measure(target, found, name, _PROCESS_PAIRS, keep)
     if len(found.best) == 1:
         found.together = found.truth.get(found.best[0], [])
-    while len(found.best) > 1 and len(found.together) < _COUPLES:
-        found.together.append(target.couple(found.best))
+    while len(found.best) > 1 and len(found.together) < _PROCESS_PAIRS:
+        found.together.append(target.process_pair(found.best))
         keep()
     found.whole = True
 
@@ -158,11 +158,11 @@ def _machine() -> str:
     return f"{found['cpu']}, {len(found['cores'])} cores, torch {version('torch')}"
 
 
-def _measure(target: Target, found: Answer, name: str, couples: int, keep: Callable[[], object]) -> None:
-    """Measure a change in as many couples as are missing."""
-    while name not in found.failed and len(found.truth.get(name, ())) < couples:
+def _measure(target: Target, found: Answer, name: str, process_pairs: int, keep: Callable[[], object]) -> None:
+    """Measure a change in as many process pairs as are missing."""
+    while name not in found.failed and len(found.truth.get(name, ())) < process_pairs:
         try:
-            measured = target.couple([name])
+            measured = target.process_pair([name])
         except TrainingEnded as error:
             found.failed[name] = str(error)
         else:

@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 import torch
 from tests.patience import HANG_S
-from tests.tune.fake_training import FACTS
+from tests.tune.fake_training import FACTS, FakeTraining
 
 from stepscope import workloads
 from stepscope.__main__ import main
+from stepscope.api import tune as tune_api
+from stepscope.cli import tune as tune_command
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.tune import config
+from stepscope.experiments.tune import TuneRequest, config
 from stepscope.experiments.tune.changes import all_changes
 from stepscope.experiments.tune.config import Config, read_config, refuse_bad_config_path, write_config
+from stepscope.experiments.tune.judge import judge
 from stepscope.experiments.tune.training import Observer, Targets, facts_of
 from stepscope.record.precision import workload_in_precision
 
@@ -289,3 +292,17 @@ def test_an_allocator_is_loaded_before_what_the_user_preloads_and_no_other_libra
         monkeypatch.setenv("LD_PRELOAD", preloaded)
         with pytest.raises(UsageError, match="no change"):
             read_config(tmp_path / "best.toml")
+
+
+def test_the_configuration_is_written_also_where_nobody_reads_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError
+
+    tuned = FakeTraining({"fused": 0.8}).tuning(only=("fused",))
+    monkeypatch.setattr(tune_api, "run_tune_request", lambda *_, **__: (judge(tuned, "t"), tuned))
+    monkeypatch.setattr(tune_command, "print_wide", closed)
+    with pytest.raises(BrokenPipeError):
+        tune_command._tune(TuneRequest(target="lenet"), tmp_path / "best.toml", tmp_path / "study")
+    assert "fused" in (tmp_path / "best.toml").read_text(encoding="utf-8")

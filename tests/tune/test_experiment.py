@@ -117,7 +117,7 @@ def test_a_winner_that_the_check_at_the_end_refutes_is_not_recommended(
 def test_a_check_at_the_end_that_excludes_no_gain_is_said_to_be_none_that_confirms_it() -> None:
     tuned = OtherAtTheEnd({"fused": 0.95}, {"fused": 1.003}).tuning(only=("fused",))
     final = tuned.arms[FINAL]
-    final.pairs = [(log, couple) for couple in range(4) for log in (0.02, -0.015, 0.03, -0.02, 0.01)]
+    final.pairs = [(log, process_pair) for process_pair in range(4) for log in (0.02, -0.015, 0.03, -0.02, 0.01)]
     assert final.interval()[1] < 1 < final.interval()[0]
     findings = judge(tuned, "t")
     assert findings.answer.endswith("does not confirm a gain and excludes none: leave the training as it is.")
@@ -184,7 +184,7 @@ def test_a_combination_whose_loss_drifts_is_not_the_answer() -> None:
 def test_a_change_whose_loss_drifts_in_the_check_at_the_end_is_not_recommended() -> None:
     tuned = FakeTraining({"malloc-keep": 0.8}).tuning(only=("malloc-keep",))
     assert tuned.best() is tuned.best_before_check() is not None
-    tuned.arms[FINAL].drift = 0.2  # of one couple losses are not compared in the search
+    tuned.arms[FINAL].drift = 0.2  # of one process pair losses are not compared in the search
     assert tuned.best() is None
     assert "its loss drifts by +20.0 % in the check at the end" in judge(tuned, "t").answer
 
@@ -201,8 +201,8 @@ def test_the_interval_of_a_combination_holds_that_of_what_it_was_measured_agains
 def test_of_fewer_than_three_couples_the_interval_holds_how_couples_differ() -> None:
     logs = [math.log(0.97) + 0.001 * pair for pair in range(-4, 4)]
     within = ratio_interval(logs)
-    for couples, half in ((1, 0.1050), (2, 0.0743)):
-        ratio, low, high = process_interval([logs[place::couples] for place in range(couples)])
+    for process_pairs, half in ((1, 0.1050), (2, 0.0743)):
+        ratio, low, high = process_interval([logs[place::process_pairs] for place in range(process_pairs)])
         assert ratio == within[0]
         assert math.log(ratio / low) == pytest.approx(math.hypot(math.log(ratio / within[1]), half), abs=1e-3)
         assert high > within[2]
@@ -227,7 +227,9 @@ def test_for_memory_what_two_changes_at_start_save_is_held_against_the_training_
 
 def test_a_small_gain_that_three_couples_agree_on_is_a_gain() -> None:
     arm = Arm("isa=avx2", ("isa=avx2",), ("isa=avx2",), "measured", of_process=True)
-    arm.pairs = [(math.log(centre), couple) for couple, centre in enumerate((0.955, 0.96, 0.965)) for _ in range(4)]
+    arm.pairs = [
+        (math.log(centre), process_pair) for process_pair, centre in enumerate((0.955, 0.96, 0.965)) for _ in range(4)
+    ]
     assert arm.interval(0.99)[2] < 1
 
 

@@ -1,7 +1,7 @@
 """The experiment: pairs of blocks, as is and changed, in random order; time goes to what is not clear yet.
 
 Changes that a running process can make are paired within one process. Those that a process must begin with are paired
-between two, which make blocks in turns, in several such couples: where the heap lies differs from process to process.
+between two, which make blocks in turns, in several such pairs: where the heap lies differs from process to process.
 Winners are combined one by one as long as each makes the rest faster; at the end the training as is and the best
 configuration run against each other in fresh processes.
 """
@@ -45,7 +45,7 @@ NO_TIME = "no time was left for it"
 _CLEAR = 0.0075  # half the width of a CI, as a share, from which on no more pairs are made
 _HOPELESS = 1.1  # slower in each of the first pairs
 _LIVE, _START, _COMBINED, _LATE = 0.4, 0.68, 0.8, 0.93  # shares of the time at which a phase ends
-_COUPLES, _COUPLE_PAIRS, _FINAL_PAIRS = 3, 4, 5
+_PROCESS_PAIRS, _BLOCK_PAIRS, _FINAL_PAIRS = 3, 4, 5
 _LOSSES = 16  # steps in which losses are compared
 MOST_PAIRS = 40
 _MOST_STEPS = 200  # of a block
@@ -80,7 +80,7 @@ class Tuning:
         self._warm: set[tuple[int, tuple[str, ...]]] = set()
         self._altered: set[int] = set()  # processes in which changes were made
         self._compiled: set[int] = set()  # processes that begin with compiling
-        self._couple = int(non_negative_number(progress.get("couples")))
+        self._process_pair = int(non_negative_number(progress.get("process_pairs")))
         self.facts: dict[str, Any] = {}
         self.known: dict[str, Change] = {}
         self.arms: dict[str, Arm] = {}
@@ -156,7 +156,7 @@ class Tuning:
         """Return the single changes that surely help, by what they gain."""
         single = [arm for name, arm in self.arms.items() if name in self.known and arm.status == "measured"]
         if self.rules.goal == "memory":
-            sure = [arm for arm in single if not arm.of_process or arm.couples > 1]  # one peak may be lower by chance
+            sure = [arm for arm in single if not arm.of_process or arm.process_pairs > 1]  # one may be so by chance
             helps = [arm for arm in sure if saving(arm) > LEAST_GAIN]
             return sorted(helps, key=saved_bytes, reverse=True)  # those of a step and of the process alike
         helps = [arm for arm in single if arm.interval(SURE)[2] < 1 and arm.interval()[0] < 1 - LEAST_GAIN]
@@ -330,7 +330,7 @@ class Tuning:
             return False
         loads = any(self.known[name].loader for name in arm.changes)
         means = {side: trimmed_mean(block["seconds"], 0.0 if loads else _TRIMMED) for side, block in times.items()}
-        arm.pairs.append((math.log(means[True] / means[False]), self._couple))
+        arm.pairs.append((math.log(means[True] / means[False]), self._process_pair))
         arm.as_is_s.append(means[False])
         arm.changed_s.append(means[True])
         spans = [times[side][at] for side in (False, True) for at in ("t0_ns", "t1_ns")]
@@ -395,13 +395,13 @@ class Tuning:
     def _measure_startup_changes(
         self, training: TunableTraining, until: float, groups: Sequence[str] = ()
     ) -> TunableTraining:
-        """Couples of processes for changes at start, of these groups; returns the process of the training as is."""
+        """Pairs of processes for changes at start, of these groups; returns the process of the training as is."""
 
         def waiting() -> list[Arm]:
             open_ = [arm for arm in self._open_arms() if arm.at_start]
             return [arm for arm in open_ if not groups or self.known[arm.name].group in groups]
 
-        for couple in range(_COUPLES if self._apart else 0):
+        for count in range(1, (_PROCESS_PAIRS if self._apart else 0) + 1):
             open_ = waiting()
             self._shuffle.shuffle(open_)
             for arm in sorted(open_, key=self._startup_order_key):
@@ -414,10 +414,10 @@ class Tuning:
                     self._measure_process_pair(training, arm)
                 self._finish_if_processes_clear(arm)
                 self._store_arms()
-            if couple + 1 < _COUPLES and waiting() and self.used + self._opening_s / self.rules.seconds < until:
+            if count < _PROCESS_PAIRS and waiting() and self.used + self._opening_s / self.rules.seconds < until:
                 self._close(training)
                 training = self._start_training(())
-                self._couple += 1
+                self._process_pair += 1
         return training
 
     def _startup_order_key(self, arm: Arm) -> tuple[int, float, int]:
@@ -428,7 +428,7 @@ class Tuning:
         return len(arm.pairs), arm.interval()[0] if arm.pairs else 0.0, order.index(group) if group in order else last
 
     def _measure_process_pair(
-        self, training: TunableTraining, arm: Arm, pairs: int = _COUPLE_PAIRS, base: Sequence[str] = ()
+        self, training: TunableTraining, arm: Arm, pairs: int = _BLOCK_PAIRS, base: Sequence[str] = ()
     ) -> None:
         other = self._start_training([self.known[name] for name in arm.at_start])
         try:
@@ -450,9 +450,9 @@ class Tuning:
 
     def _finish_if_processes_clear(self, arm: Arm) -> None:
         logs = [log for log, _ in arm.pairs]
-        surely = _HOPELESS if arm.couples < 2 else 1 + 2 * LEAST_GAIN  # one couple may have been unlucky
-        slower = self.rules.goal != "memory" and len(logs) >= _COUPLE_PAIRS and arm.slower_by(surely)
-        if slower or arm.couples >= _COUPLES:
+        surely = _HOPELESS if arm.process_pairs < 2 else 1 + 2 * LEAST_GAIN  # one process pair may have been unlucky
+        slower = self.rules.goal != "memory" and len(logs) >= _BLOCK_PAIRS and arm.slower_by(surely)
+        if slower or arm.process_pairs >= _PROCESS_PAIRS:
             arm.over = True
 
     # the answer
@@ -514,7 +514,7 @@ class Tuning:
             return None
         base, low, base_high = current.interval()
         arm.of_process, arm.base_half = step.of_process, math.log(max(base_high / base, base / low))
-        arm.pairs = [(math.log(base) + log, couple) for log, couple in step.pairs]
+        arm.pairs = [(math.log(base) + log, process_pair) for log, process_pair in step.pairs]
         arm.as_is_s, arm.changed_s = [seconds / base for seconds in step.as_is_s], step.changed_s
         # Of what is made at start the check at the end tells.
         drifts = arm.drift is not None and not self.is_loss_steady(arm)
@@ -563,9 +563,9 @@ class Tuning:
             return
         for training in list(self._trainings):
             self._close(training)
-        share = 0.0  # of the time, that a couple takes
-        while not final.pairs or (self.used + share < 1 and final.couples < 2 * _COUPLES):
-            self._couple += 1
+        share = 0.0  # of the time, that a process pair takes
+        while not final.pairs or (self.used + share < 1 and final.process_pairs < 2 * _PROCESS_PAIRS):
+            self._process_pair += 1
             began = self.used
             self._store.show_progress(f"as is against the best: {best.name}", min(1.0, self.used))
             training = self._start_training(())
@@ -597,4 +597,4 @@ class Tuning:
         if not self.facts:
             return
         spent = self._spent_s + (monotonic_ns() - self._began_ns) / 1e9
-        self._store.save("progress", {"spent_s": spent, "couples": self._couple + 1, "facts": self.facts})
+        self._store.save("progress", {"spent_s": spent, "process_pairs": self._process_pair + 1, "facts": self.facts})

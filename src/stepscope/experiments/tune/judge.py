@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 _MEANINGS = {
     "rank": "by what was to improve; changes share a rank where their difference may be chance",
     "gain %": "less time a step than as is; below 0 it is slower; - where pairs are too few or too different to say",
-    "memory %": "of what a step adds at its peak; with (process) of the whole process at its peak, in the couple of "
+    "memory %": "of what a step adds at its peak; with (process) of the whole process at its peak, in the pair of "
     "processes that saved least",
     "loss drift %": "mean loss of the same steps from the same state, against as is",
-    "pairs": "pairs of blocks, as is and changed; with x N in so many couples of processes",
+    "pairs": "pairs of blocks, as is and changed; with x N in so many pairs of processes",
 }
 
 
@@ -92,7 +92,7 @@ def _memory_change_text(arm: Arm) -> Value:
 
 
 def _pair_count_text(arm: Arm) -> str:
-    return f"{len(arm.pairs)} x {arm.couples}" if arm.of_process else str(len(arm.pairs))
+    return f"{len(arm.pairs)} x {arm.process_pairs}" if arm.of_process else str(len(arm.pairs))
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -306,9 +306,9 @@ def _notes(tuning: Tuning) -> list[str]:
             steps = math.ceil(arm.compile_s / saved)
             notes.append(f"Compiling took {arm.compile_s:.0f} s: it has paid after {steps:,} steps.")
     single = [arm for arm in tuning.arms.values() if arm.of_process and arm.pairs]
-    if any(arm.couples < 3 for arm in single):
+    if any(arm.process_pairs < 3 for arm in single):
         notes.append(
-            "A change measured in fewer than three couples of processes may owe its gain to where the heap happened to "
+            "A change measured in fewer than three pairs of processes may owe its gain to where the heap happened to "
             "lie: its CI allows for 2.5 % in the median, and more than 10 % of a few."
         )
     notes.append("Gains are of this training on this device, with this batch size and load.")

@@ -17,10 +17,10 @@ from scipy import special  # type: ignore[import-untyped]
 
 from stepscope.analysis.estimate import CONFIDENCE, mean_interval
 
-# How the ratio differs from one couple of processes to the next: of 19 configurations of four workloads, three couples
-# each, by 2.5 % in the median and 5.1 % in the root of the mean square, of a few by 13 %. Student's distribution with 3
+# How the ratio differs from one pair of processes to the next: of 19 configurations of four workloads, three each,
+# by 2.5 % in the median and 5.1 % in the root of the mean square, of a few by 13 %. Student's distribution with 3
 # degrees of freedom and this scale has the same median, 5.7 %, and such tails.
-_COUPLES_SCALE, _COUPLES_FREEDOM = 0.033, 3
+_PROCESS_SCALE, _PROCESS_FREEDOM = 0.033, 3
 LEAST_PAIRS = 6  # fewer cannot exclude anything at 95 %
 LEAST_GAIN = 0.01  # of the step: less is of no use to anybody
 SURE = 0.99  # confidence of what a change surely does: it is looked at more than once
@@ -50,14 +50,14 @@ def centre_interval(observed: Sequence[float], confidence: float = CONFIDENCE) -
 def process_interval(
     by_process: Sequence[Sequence[float]], confidence: float = CONFIDENCE
 ) -> tuple[float, float, float]:
-    """Return (ratio, low, high) of log ratios in several couples: from 3 on each is one observation (Student, 95 %).
+    """Return (ratio, low, high) of log ratios in several process pairs: from 3 on each is one observation (95 %).
 
     Processes differ by more than their pairs do (the heap lies elsewhere). Fewer do not say by how much: then the pairs
-    tell, at this confidence, and couples are taken to differ as those of other trainings do.
+    tell, at this confidence, and process pairs are taken to differ as those of other trainings do.
     """
     pooled = ratio_interval([value for logs in by_process for value in logs], confidence)
     if len(by_process) < 3:
-        differ = float(special.stdtrit(_COUPLES_FREEDOM, (1 + confidence) / 2)) * _COUPLES_SCALE
+        differ = float(special.stdtrit(_PROCESS_FREEDOM, (1 + confidence) / 2)) * _PROCESS_SCALE
         return widen_interval(pooled, differ / math.sqrt(max(1, len(by_process))))
     centres = np.array([float(np.median(logs)) for logs in by_process if len(logs)], dtype=np.float64)
     middle, low, high = mean_interval(centres)
@@ -107,9 +107,9 @@ class TunableTraining(Protocol):
 class Arm:
     """A configuration and what was measured of it against the training as is.
 
-    pairs: log ratio of the step time, and the couple of processes that it was measured in. status: measured, failed,
+    pairs: log ratio of the step time, and the pair of processes that it was measured in. status: measured, failed,
     or not tried, with its reason. drift: relative difference of the mean loss. memory_bytes, as_is_bytes: of a step, or
-    where `of_process` of the process, in the couple that saves least.
+    where `of_process` of the process, in the process pair that saves least.
     """
 
     name: str
@@ -140,21 +140,21 @@ class Arm:
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float, float]:
         """Return the ratio of its step time to that of the training as is: (ratio, low, high)."""
-        couples = sorted({couple for _, couple in self.pairs})
-        if self.of_process and couples:
-            logs = [[log for log, other in self.pairs if other == couple] for couple in couples]
+        process_pairs = sorted({process_pair for _, process_pair in self.pairs})
+        if self.of_process and process_pairs:
+            logs = [[log for log, other in self.pairs if other == process_pair] for process_pair in process_pairs]
             interval = process_interval(logs, confidence)
         else:
             interval = ratio_interval([log for log, _ in self.pairs], confidence)
         return widen_interval(interval, self.base_half) if self.base_half else interval
 
     @property
-    def couples(self) -> int:
-        """Return in how many couples of processes it was measured."""
-        return len({couple for _, couple in self.pairs})
+    def process_pairs(self) -> int:
+        """Return in how many pairs of processes it was measured."""
+        return len({process_pair for _, process_pair in self.pairs})
 
     def add_process_peak(self, changed: int | None, as_is: int | None) -> None:
-        """Note the peaks of a couple of processes: of several couples, the one that saves least counts."""
+        """Note the peaks of a pair of processes: of several process pairs, the one that saves least counts."""
         self.of_process = True
         before = saving(self) if self.memory_bytes and self.as_is_bytes else math.inf
         if changed and as_is and 1 - changed / as_is < before:
@@ -184,7 +184,7 @@ class Arm:
             raise ValueError("ratios that are none")
         if not all(isinstance(span, list | tuple) and are_numbers(span) for span in fields.get("blocks_ns", [])):
             raise ValueError("blocks that are none")
-        fields["pairs"] = [(float(log), int(couple)) for log, couple in pairs]
+        fields["pairs"] = [(float(log), int(process_pair)) for log, process_pair in pairs]
         fields["changes"], fields["at_start"] = tuple(fields.get("changes", ())), tuple(fields.get("at_start", ()))
         named = all(isinstance(name, str) for name in (*fields["changes"], *fields["at_start"]))
         if "name" not in fields or not named or not {*fields["at_start"]} <= {*fields["changes"]}:
