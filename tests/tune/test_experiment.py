@@ -784,3 +784,19 @@ def test_the_start_of_a_training_is_none_of_the_time(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(experiment, "monotonic_ns", lambda: now[0])
     tuned = Slow({"fused": 0.7}).tuning(seconds=30.0, only=("fused",))
     assert len(tuned.arms["fused"].pairs) >= 6
+
+
+def test_where_a_short_script_was_started_again_for_much_of_the_time_the_answer_says_so() -> None:
+    class Short(FakePlace):
+        def ask(self, limit_s: float, **command: Any) -> dict[str, Any]:
+            return {**super().ask(limit_s, **command), **({"restart_s": 5.0} if command["do"] == "block" else {})}
+
+    class ShortTraining(FakeTraining):
+        def open_training(self, changes: Any, facts: Mapping[str, Any]) -> FakePlace:
+            return Short(self, tuple(change.name for change in changes))
+
+    def notes(training: FakeTraining) -> str:
+        return " ".join(judge(training.tuning(seconds=100.0, only=("fused",)), "t").notes)
+
+    assert "which took" in notes(ShortTraining({}))
+    assert "started again" not in notes(FakeTraining({}))

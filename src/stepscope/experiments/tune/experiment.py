@@ -57,7 +57,6 @@ _LOADING = 0.15  # share of a step that the data takes, from which on its loader
 _MOSTLY_LOADING = 0.5  # the same, from which on nothing else is tried while there is a loader to try
 _ANSWER_S = 900.0  # at most, for an answer: of a training that nobody knows yet, and where something is compiled
 _LEAST_ANSWER_S, _SLOWEST = 60.0, 20  # else: times what it takes as it is, beside the length of the experiment
-_SAME = ("device", "gpu", "threads", "parameters", "conv2d", "blocks", "batch", "optimizers", "autocast")  # facts
 
 
 class Tuning:
@@ -88,6 +87,7 @@ class Tuning:
         self.ended_by = ""  # why it ended before its time
         self.failures: dict[str, int] = {}  # of the training as it is, after which it was started again
         self.step_s = math.nan
+        self.restarts_s: list[float] = []  # what each start took of a script that had ended
         self.quiet = QuietLevel()
         self._fresh_losses: list[float] = []  # of the training as is, from its first step on
         self._fresh_peak: int | None = None
@@ -174,7 +174,7 @@ class Tuning:
         began_ns = monotonic_ns()
         training = self._start_training(())
         facts = self._ask(training, do="facts")
-        self._refuse_another(facts)
+        self._store.refuse_other_training(facts)
         self.facts = facts
         self.known = all_changes(self.facts)
         rules = self.rules
@@ -198,18 +198,6 @@ class Tuning:
                 if arm.changes and {*arm.changes} <= {*self.known} and file_name(arm.name) == name:
                     self.arms[arm.name] = arm
         return training
-
-    def _refuse_another(self, facts: Mapping[str, Any]) -> None:
-        before = self._store.saved.get("progress", {}).get("facts")
-        if not isinstance(before, dict):
-            return
-        other = [name for name in _SAME if name in before and before[name] != facts.get(name)]
-        if other:
-            lines = "\n".join(f"  {name}: {before[name]} -> {facts.get(name)}"[:200] for name in other)
-            raise UsageError(
-                f"what is kept of this experiment was measured of another training:\n{lines}",
-                "bring back what it began with, or give another folder: --out DIR",
-            )
 
     def _start_training(self, changes: Sequence[Change]) -> TunableTraining:
         training = self._open(changes, self.facts)
@@ -235,7 +223,10 @@ class Tuning:
             steps = command.get("warmup", 0) + command.get("steps", 2)
             slow_s = _SLOWEST * (self._opening_s + steps * self.step_s)
             limit_s = min(limit_s, max(_LEAST_ANSWER_S, self.rules.seconds) + slow_s)
-        return training.ask(limit_s, **command)
+        answer = training.ask(limit_s, **command)
+        if (restart_s := answer.get("restart_s")) is not None:
+            self.restarts_s.append(restart_s)
+        return answer
 
     # changes within a process
 

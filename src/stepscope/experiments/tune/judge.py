@@ -266,6 +266,7 @@ def _refuted_answer(chosen: Arm, final: Arm, tuning: Tuning) -> str:
 
 
 _LEAVE = "leave the training as it is"
+_LONG_RESTARTING = 0.2  # of the time
 
 
 def _untried_for_time_text(tuning: Tuning) -> str:
@@ -281,6 +282,11 @@ def _notes(tuning: Tuning) -> list[str]:
         notes.append(f"{plural(aside, 'pair')} beside more other load than the rest {counted}, and made again.")
     if tuning.ended_by:
         notes.append(f"It ended before its time, since the training could not be started again: {tuning.ended_by}.")
+    if (restarting_s := sum(tuning.restarts_s)) > _LONG_RESTARTING * tuning.rules.seconds:
+        notes.append(
+            f"The script ended and was started again {plural(len(tuning.restarts_s), 'time')}, which took "
+            f"{restarting_s:.0f} s of the time: more is known of one that trains longer (arguments after --)."
+        )
     for why, count in tuning.failures.items():
         notes.append(f"As it is, {why}: it was started again {plural(count, 'time')}.")
     if tuning.interrupted:

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import special  # type: ignore[import-untyped]
 
 from stepscope.analysis.estimate import CONFIDENCE, mean_interval
+from stepscope.errors import UsageError
 
 # How the ratio differs from one pair of processes to the next: of 19 configurations of four workloads, three each,
 # by 2.5 % in the median and 5.1 % in the root of the mean square, of a few by 13 %. Student's distribution with 3
@@ -234,6 +235,22 @@ class ExperimentStore:
     save: Callable[[str, Mapping[str, Any]], None] = lambda name, content: None
     saved: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     show_progress: Callable[[str, float], None] = lambda what, share: None
+
+    def refuse_other_training(self, facts: Mapping[str, Any]) -> None:
+        """Raise UsageError where what is saved was measured of another training than that of these facts."""
+        before = self.saved.get("progress", {}).get("facts")
+        if not isinstance(before, dict):
+            return
+        other = [name for name in _SAME if name in before and before[name] != facts.get(name)]
+        if other:
+            lines = "\n".join(f"  {name}: {before[name]} -> {facts.get(name)}"[:200] for name in other)
+            raise UsageError(
+                f"what is kept of this experiment was measured of another training:\n{lines}",
+                "bring back what it began with, or give another folder: --out DIR",
+            )
+
+
+_SAME = ("device", "gpu", "threads", "parameters", "conv2d", "blocks", "batch", "optimizers", "autocast")  # facts
 
 
 def trimmed_mean(seconds: Sequence[float], trimmed: float = 0.0) -> float:

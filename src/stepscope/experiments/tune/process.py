@@ -137,10 +137,12 @@ class RestartingTraining:
             self._facts = command["facts"]
         if self._gone:
             self._restart(limit_s)
-        answer, failed = self._ask_once(limit_s, command), ""
+        answer, failed, restarted = self._ask_once(limit_s, command), "", {}
         if "over" in answer:
             failed = str(answer["why"]) if answer.get("raised") and not command.get("changes") else ""
+            began_ns = monotonic_ns()
             self._restart(limit_s)
+            restarted = {"restart_s": (monotonic_ns() - began_ns) / 1e9}
             answer = self._ask_once(limit_s, command)
         if "over" in answer:
             self._gone = True
@@ -154,7 +156,7 @@ class RestartingTraining:
             raise TooShort(f"{answer['why']}: it printed: {printed or 'nothing'}", hint)
         if command["do"] == "facts":
             self._facts = answer
-        return {**answer, "began_again_since": failed} if failed else answer
+        return {**answer, **restarted, **({"began_again_since": failed} if failed else {})}
 
     def close(self) -> None:
         """End the process."""
