@@ -97,7 +97,10 @@ _NEXT: dict[tuple[Bound, str], tuple[str, ...]] = {
         "raise the batch size: the same calls then do more work (compare samples/s, not ms a step)",
     ),
     ("overhead", "Python"): ("look at what the loop and the modules do in Python where no operator runs",),
-    ("compute", "arithmetic"): ("freeze the layers that need not learn: their weight gradients are then not computed",),
+    ("compute", "arithmetic"): (
+        "when fine-tuning, freeze the layers that need not learn: `stepscope study partial` measures what that saves "
+        "and costs",
+    ),
     ("memory-bandwidth", "memory traffic"): (
         "merge elementwise layers with what is before them, or use in-place activations: less is then read and written",
     ),
