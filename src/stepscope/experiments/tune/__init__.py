@@ -34,8 +34,7 @@ class TuneRequest(Request):
     )
     minutes: float = option(
         3.0,
-        "Minutes to measure, once the training has started; a change that needs no new process gets one pair of blocks "
-        "even if that takes longer.",
+        "Minutes to measure, once the training has started.",
         above=0,
         example="3",
     )
