@@ -2,8 +2,8 @@
 
 Truth: every change that applies, in fresh pairs of processes, as is and changed, which make steps in turns: one
 process pair for each change, then two more for those that could be the best or that tune recommends. Its whole
-recommendation is measured so as well. Tune is asked in between, with its own time. Kept for each target (`--kept FILE`)
-and said at the end: whether the truly best change is ranked first (a tie within the CI counts), by how many points the
+recommendation is measured so as well. Tune is asked in between, with its own time. Kept for each target (`--kept FILE`),
+written as a table (`--write PAGE`) and printed at the end: whether the truly best change is ranked first (a tie within the CI counts), by how many points the
 gains of what is recommended are off, and what is recommended though it is slower. A target is a workload, or a script
 with its arguments in one word ("train.py --batch-size 8"). Wants an idle machine.
 """
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import stepscope
+from benchmarks.profiled import keep as write_table
 from stepscope.analysis.results import Findings
 from stepscope.experiments.tune import TuneRequest
 from stepscope.experiments.tune.changes import Change, all_changes, select_changes
@@ -32,6 +33,7 @@ from stepscope.experiments.tune.process import RestartingTraining, TrainingEnded
 from stepscope.files import atomic_write
 from stepscope.record.device import describe_device
 
+KEPT = Path(__file__).with_name("tune_truth.json")
 _LIMIT_S = 1800.0
 _TURN_S, _TURNS = 0.35, 8  # of one side; turns of a process pair
 _MOST_STEPS = 30  # of a turn
@@ -201,13 +203,38 @@ def summary(verdicts: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def table(answers: Sequence[Answer]) -> str:
+    """Return a row of Markdown for each target, and the summary below."""
+    lines = [
+        "| training | step, ms | best change | its gain, % | first of `tune` | its gain by `tune`, % | |",
+        "| --- | " * 6 + "| --- |",
+    ]
+    verdicts = [verdict(answer) for answer in answers]
+    for answer, row in zip(answers, verdicts, strict=True):
+        first = row["ranked first"]
+        cells = [
+            answer.target, f"{1e3 * answer.step_s:.3g}", row["truly best"] or "none", _bounds(row["its gain"]),
+            first or "none", _bounds(answer.said.get(first)), "right" if row["right"] else "wrong",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + f"\n\n{summary(verdicts).strip()}\n"
+
+
+def _bounds(gain: Sequence[float | None] | None) -> str:
+    if gain is None or None in gain:
+        return ""
+    value, low, high = gain
+    return f"{value:.1f} [{low:.1f}, {high:.1f}]"
+
+
 def main() -> None:
     """Measure the truth of the targets, ask tune, and print how they compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("targets", nargs="*", help="of none: those that are kept are judged again")
-    parser.add_argument("--kept", type=Path, default=Path("tune-truth.json"), help="where the answers are kept")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="where the answers are kept")
     parser.add_argument("--folder", type=Path, default=Path("studies/tune-truth"), help="where tune's own answers lie")
     parser.add_argument("--minutes", type=float, default=3.0, help="that tune may take")
+    parser.add_argument("--write", type=Path, help="a page whose table is written anew: docs/guide-tune.md")
     known = parser.parse_args()
     rows = json.loads(known.kept.read_text()) if known.kept.exists() else []
     kept = {row["target"]: Answer(**row) for row in rows}
@@ -228,6 +255,8 @@ def main() -> None:
         sys.stdout.write(f"{row['target']}: {'right' if row['right'] else 'wrong'}; best {row['truly best']}"
                          f" ({(row['its gain'] or [0])[0]:+.1f} %), first {row['ranked first']}\n")  # fmt: skip
     sys.stdout.write(summary(verdicts))
+    if known.write is not None:
+        write_table(known.write, "tune-truth", "Tune", table([answer for answer in kept.values() if answer.whole]))
 
 
 if __name__ == "__main__":
