@@ -2,10 +2,10 @@
 
 Truth: every change that applies, in fresh pairs of processes, as is and changed, which make steps in turns: one
 process pair for each change, then two more for those that could be the best or that tune recommends. Its whole
-recommendation is measured so as well. Tune is asked in between, with its own time. Kept for each target (`--kept FILE`),
-written as a table (`--write PAGE`) and printed at the end: whether the truly best change is ranked first (a tie within the CI counts), by how many points the
-gains of what is recommended are off, and what is recommended though it is slower. A target is a workload, or a script
-with its arguments in one word ("train.py --batch-size 8"). Wants an idle machine.
+recommendation is measured so as well. Tune is asked in between, with its own time. Answers are kept (`--kept FILE`) and
+written as a table (`--write PAGE`). Said at the end: whether the truly best change is ranked first (a tie within the CI
+counts), by how many points the gains of what is recommended are off, and what is recommended though it is slower. A
+target is a workload, or a script with its arguments in one word ("train.py --batch-size 8"). Wants an idle machine.
 """
 
 from __future__ import annotations
@@ -205,10 +205,8 @@ def summary(verdicts: Sequence[dict[str, Any]]) -> str:
 
 def table(answers: Sequence[Answer]) -> str:
     """Return a row of Markdown for each target, and the summary below."""
-    lines = [
-        "| training | step, ms | best change | its gain, % | first of `tune` | its gain by `tune`, % | |",
-        "| --- | " * 6 + "| --- |",
-    ]
+    heads = ("training", "step, ms", "best change", "its gain, %", "first of `tune`", "its gain by `tune`, %", "")
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     verdicts = [verdict(answer) for answer in answers]
     for answer, row in zip(answers, verdicts, strict=True):
         first = row["ranked first"]
