@@ -303,8 +303,8 @@ def _notes(tuning: Tuning) -> list[str]:
         notes.append("Losses were not compared: each block of a script has other batches.")
     if facts.get("float64"):
         notes.append(
-            "Weights are float64. float32 (model.float(), and inputs likewise) would halve their memory; it was not tried, "
-            "since it changes the model, so what time it saves is not known."
+            "Weights are float64. float32 (model.float(), and inputs likewise) would halve their memory; it was not "
+            "tried, since it changes the model, so what time it saves is not known."
         )
     for arm in tuning.winners():
         if arm.compile_s:
