@@ -591,4 +591,7 @@ class OpRecorder:
         if self._is_open:  # it failed between start and stop
             with DeferredSignals(), contextlib.suppress(Exception):
                 self._stop_window()
+            if self._is_open:  # it keeps references to tensors, which torch refuses to swap
+                kineto.end_running_profile()
+                self._window = self.layers.open = None
         self._note("ops-lost", f"{type(error).__name__}: {error}", steps=[span.step for span in self._spans])
