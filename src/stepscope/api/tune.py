@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import os
 import re
 import sys
 import time
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UnknownName, UsageError, script_not_found_error
-from stepscope.experiments.tune import TuneRequest, refuse_energy
+from stepscope.experiments.tune import TuneRequest
 from stepscope.privacy import redacted_texts
 
 if TYPE_CHECKING:
     from stepscope.analysis.results import Findings
     from stepscope.experiments.tune.changes import Change
+    from stepscope.experiments.tune.device_power import DevicePower
     from stepscope.experiments.tune.experiment import Tuning
     from stepscope.experiments.tune.pair_statistics import TunableTraining
     from stepscope.experiments.tune.what_if import WhatIf
@@ -180,18 +182,42 @@ def _answer(
     settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
     study_folder = StudyFolder(folder, "tune", settings, sources, measured_on())
     rules = TuneRules(60 * request.minutes, request.for_, request.only, request.not_)
-    with study_folder.locked(), _progress(progress) as show_progress:
+    with (
+        study_folder.locked(),
+        _device_power(request, folder) as power,
+        _progress(progress) as show_progress,
+    ):
         tuning = Tuning(
             open_training,
             rules,
             ExperimentStore(study_folder.store_result, study_folder.results(), show_progress),
             apart=apart,
+            power=power,
         )
         tuning.run()
-    title = f"What makes {request.subject} faster" if request.for_ == "time" else f"Changes to {request.subject}"
+    titles = {"time": "What makes {} faster", "energy": "What saves energy in {}", "memory": "Changes to {}"}
+    title = titles[request.for_].format(request.subject)
     gpu = tuning.facts.get("gpu")
     findings = replace(judge(tuning, title), study="tune", device=f"{gpu} (cuda)" if gpu else "")
     return _write_findings(findings, request, study_folder, folder), tuning
+
+
+@contextmanager
+def _device_power(request: TuneRequest, folder: Path) -> Iterator[DevicePower | None]:
+    """The power of the device, where energy is to improve: read from the beginning to the end of the experiment."""
+    if request.for_ != "energy":
+        yield None
+        return
+    from stepscope.experiments.energy_resolution import parse_metering
+    from stepscope.experiments.tune.device_power import DevicePower
+
+    metering = parse_metering(request.plug, request.meter_command, request.power_model)
+    power = DevicePower(folder / "power", metering, os.environ.get("STEPSCOPE_ROOT"))
+    try:
+        power.refuse_short(60 * request.minutes)
+        yield power
+    finally:
+        power.close()
 
 
 def _write_findings(findings: Findings, request: TuneRequest, study_folder: Any, folder: Path) -> Findings:
@@ -221,7 +247,7 @@ def _write_findings(findings: Findings, request: TuneRequest, study_folder: Any,
 def _charts(findings: Findings) -> Charts:
     from stepscope.report.charts.comparison import tuning_charts
 
-    return tuning_charts(findings.frames)
+    return tuning_charts(findings.frames, "energy" if findings.settings.get("for_") == "energy" else "time")
 
 
 def _targets(model: Any, optimizer: Any) -> Any:
@@ -271,14 +297,14 @@ def _tune_step(
     from stepscope.experiments.tune.loop_protection import recompiled_after
     from stepscope.experiments.tune.training_state import RandomNumbers
 
-    setting_names = {"minutes", "for_", "only", "not_"}
+    setting_names = {"minutes", "for_", "only", "not_", "plug", "meter_command", "power_model"}
     unknown = [name for name in settings if name not in setting_names]
     if unknown:
         raise UnknownName("setting of a tuned loop", unknown[0], setting_names)
     name = getattr(step, "__name__", "loop")
     _refuse_other_arguments(step, name)
     request = TuneRequest.from_settings({"target": name, **settings}, "tune")
-    refuse_energy(request.for_)
+    request.refuse_unused_meters()
     refuse_unknown((*request.only, *request.not_))
     drawn = RandomNumbers()  # libraries that are imported on the way draw some as well
     try:

@@ -40,7 +40,7 @@ class TuneRequest(Request):
     )
     for_: str = option(
         "time",
-        "What to improve: time or memory (energy is refused: blocks are too short for power sensors).",
+        "What to improve: time, energy (of the whole device, by its power sensors or a meter) or memory.",
         choices=GOALS,
         kind="goal",
     )
@@ -51,6 +51,16 @@ class TuneRequest(Request):
     what_if: Path | None = option(
         None,
         "A recorded run of the same training, or last: delay each layer instead, to see what a perfect one would save.",
+    )
+    plug: tuple[str, ...] = option(
+        (), "With --for energy, a meter by address: shelly=192.168.1.20, tasmota=...", separate=True, stated=True
+    )
+    meter_command: tuple[str, ...] = option(
+        (), "With --for energy, a command that prints watts, one reading per line.", separate=True, stated=True,
+        advanced=True,
+    )  # fmt: skip
+    power_model: str | None = option(
+        None, "With --for energy, estimate power from utilisation: cpu=2W..15W, or runs with a meter.", advanced=True
     )
     batch: int | None = option(None, "Samples per step of a workload.", least=1, example="16")
     optimizer: str | None = option(None, "Optimizer of a workload. Default: its own.")
@@ -75,7 +85,7 @@ class TuneRequest(Request):
 
     def orders(self) -> dict[str, Any]:
         """Return what the process of a training is told; UsageError for what cannot be."""
-        refuse_energy(self.for_)
+        self.refuse_unused_meters()
         if self.what_if is not None and (self.only or self.not_ or self.for_ != "time"):
             raise UsageError("--what-if tries no changes: --only, --not and --for do not apply", "leave them out")
         if self.of_a_function:
@@ -91,6 +101,12 @@ class TuneRequest(Request):
         orders = {"script": self.target, "arguments": list(self.arguments), "threads": self.threads}
         return {**orders, "module": True} if self.module else orders
 
+    def refuse_unused_meters(self) -> None:
+        """Raise UsageError for a meter that nothing would be read from."""
+        named = [name for name in ("plug", "meter_command", "power_model") if getattr(self, name)]
+        if named and self.for_ != "energy":
+            raise UsageError(f"--{named[0].replace('_', '-')} is read with --for energy alone", "add --for energy")
+
     def _orders_of_a_function(self) -> dict[str, Any]:
         """The orders for the script that trains what a function returns, without end."""
         options = [f"--{name}" for name in ("optimizer", "device") if getattr(self, name) is not None]
@@ -100,12 +116,3 @@ class TuneRequest(Request):
 
         batch = [] if self.batch is None else [str(self.batch)]
         return {"script": user_training.__file__, "arguments": [self.target, *batch], "threads": self.threads}
-
-
-def refuse_energy(goal: str) -> None:
-    """Raise UsageError for a goal that is not measured: the blocks are shorter than what power sensors average over."""
-    if goal == "energy":
-        raise UsageError(
-            "--for energy: tune measures time and memory, its blocks are shorter than the windows of power sensors",
-            "take a configuration that is faster, and compare the energy of two runs: stepscope compare A B",
-        )

@@ -17,6 +17,7 @@ from typing import Any
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
+from stepscope.experiments.tune.block_sizes import batches_ahead, block_size
 from stepscope.experiments.tune.changes import Change, all_changes, select_changes
 from stepscope.experiments.tune.other_load import QuietLevel
 from stepscope.experiments.tune.pair_statistics import (
@@ -26,6 +27,7 @@ from stepscope.experiments.tune.pair_statistics import (
     SURE,
     Arm,
     ExperimentStore,
+    PowerMeter,
     TunableTraining,
     TuneRules,
     file_name,
@@ -38,7 +40,7 @@ from stepscope.experiments.tune.pair_statistics import (
     trimmed_mean,
     why_not_combined,
 )
-from stepscope.experiments.tune.process import TooShort, TrainingEnded
+from stepscope.experiments.tune.process import CannotGoOn, TrainingEnded
 
 MOST_DRIFT = 0.05  # of the loss, in the same steps from the same state: more is not combined by itself
 NO_TIME = "no time was left for it"
@@ -48,9 +50,7 @@ _LIVE, _START, _COMBINED, _LATE = 0.4, 0.68, 0.8, 0.93  # shares of the time at 
 _PROCESS_PAIRS, _BLOCK_PAIRS, _FINAL_PAIRS = 3, 4, 5
 _LOSSES = 16  # steps in which losses are compared
 MOST_PAIRS = 40
-_MOST_STEPS = 200  # of a block
-_PREFETCHED = 2  # batches ahead by each worker, torch's default
-_BY_AHEAD = 3  # steps of a block for each batch that may have been ready
+_LONG_ENOUGH = 0.7  # of what a sensor of power needs: a shorter block is made again, with more steps
 _TRIMMED = 0.2  # of the steps of a block, on each side: what preempts one is no part of the difference
 _DOMINATES = 0.75  # a ratio below which what else would help could not be seen beside it
 _LOADING = 0.15  # share of a step that the data takes, from which on its loader is tried first
@@ -60,7 +60,10 @@ _LEAST_ANSWER_S, _SLOWEST = 60.0, 20  # else: times what it takes as it is, besi
 
 
 class Tuning:
-    """One experiment. `open_training(changes at start, facts)` starts a training; `apart`: in own processes."""
+    """One experiment. `open_training(changes at start, facts)` starts a training; `apart`: in own processes.
+
+    power: read where energy is to improve.
+    """
 
     def __init__(
         self,
@@ -69,9 +72,10 @@ class Tuning:
         store: ExperimentStore | None = None,
         *,
         apart: bool = True,
+        power: PowerMeter | None = None,
     ) -> None:
         self._open, self.rules, self._store, self._apart = open_training, rules, store or ExperimentStore(), apart
-        self._shuffle = random.Random(rules.seed)
+        self.power, self._shuffle = power, random.Random(rules.seed)
         progress = self._store.saved.get("progress", {})
         self._spent_s = non_negative_number(progress.get("spent_s"))
         self._began_ns = monotonic_ns()
@@ -87,6 +91,7 @@ class Tuning:
         self.ended_by = ""  # why it ended before its time
         self.failures: dict[str, int] = {}  # of the training as it is, after which it was started again
         self.step_s = math.nan
+        self._steps_s: dict[tuple[str, ...], float] = {}  # of the last block with these changes
         self.restarts_s: list[float] = []  # what each start took of a script that had ended
         self.quiet = QuietLevel()
         self._fresh_losses: list[float] = []  # of the training as is, from its first step on
@@ -120,7 +125,7 @@ class Tuning:
             self._verify_best()
         except KeyboardInterrupt:
             self.interrupted = True
-        except (TrainingEnded, TooShort) as error:
+        except (TrainingEnded, CannotGoOn) as error:
             if not any(arm.pairs for arm in self.arms.values()):
                 raise
             self.ended_by = str(error)
@@ -309,44 +314,43 @@ class Tuning:
     def _pair(self, as_is: TunableTraining, changed: TunableTraining, arm: Arm, base: Sequence[str] = ()) -> bool:
         """A block of each in random order, after warm-up; base: what the training as is has of live changes.
 
-        False where more other load was beside it than beside others: such a pair does not count.
+        False where more other load was beside it than beside others, or its power was not read: it does not count.
         """
         sides = [(as_is, tuple(base), False), (changed, arm.in_process_changes, True)]
         self._shuffle.shuffle(sides)
         times: dict[bool, Mapping[str, Any]] = {}
-        ahead = max(self._loaded_ahead(()), self._loaded_ahead(arm.changes))
+        loading = {name: value for change in arm.changes for name, value in self.known[change].loader.items()}
+        ahead = max(batches_ahead(self.facts, {}), batches_ahead(self.facts, loading))
         for training, names, is_changed in sides:
             times[is_changed] = self._run_block(training, names, ahead)
         if self.quiet.should_repeat_pair((times[False].get("others"), times[True].get("others"))):
             return False
-        loads = any(self.known[name].loader for name in arm.changes)
-        means = {side: trimmed_mean(block["seconds"], 0.0 if loads else _TRIMMED) for side, block in times.items()}
-        arm.pairs.append((math.log(means[True] / means[False]), self._process_pair))
+        means = {side: trimmed_mean(block["seconds"], 0.0 if loading else _TRIMMED) for side, block in times.items()}
+        spans = [times[side][at] for side in (False, True) for at in ("t0_ns", "t1_ns")]
+        more_power = 0.0  # log ratio
+        if self.power is not None:
+            before, after = self.power.watts(*spans[:2]), self.power.watts(*spans[2:])
+            if before is None or after is None:
+                return False
+            more_power = math.log(after / before)
+            arm.as_is_w.append(before)
+            arm.changed_w.append(after)
+        arm.pairs.append((math.log(means[True] / means[False]) + more_power, self._process_pair))
         arm.as_is_s.append(means[False])
         arm.changed_s.append(means[True])
-        spans = [times[side][at] for side in (False, True) for at in ("t0_ns", "t1_ns")]
         arm.blocks_ns.append((*spans, len(times[True]["seconds"])))
-        arm.fastest.append(math.log(min(times[True]["seconds"]) / min(times[False]["seconds"])))
+        arm.fastest.append(math.log(min(times[True]["seconds"]) / min(times[False]["seconds"])) + more_power)
         arm.status, arm.reason = "measured", ""
         return True
 
-    def _loaded_ahead(self, names: Sequence[str]) -> int:
-        """Return how many batches workers may have ready from before a block, when nobody waited for them."""
-        arguments = {name: value for change in names for name, value in self.known[change].loader.items()}
-        loader = self.facts.get("loader") or {}
-        workers = arguments.get("num_workers", loader.get("workers", 0))
-        return int(workers) * int(arguments.get("prefetch_factor", loader.get("prefetch") or _PREFETCHED))
-
-    def _run_block(self, training: TunableTraining, names: Sequence[str], ahead: int = 0) -> dict[str, Any]:
-        seconds = min(0.5, max(0.04, self.rules.seconds / 600))
-        steps = min(_MOST_STEPS, max(2 if self.step_s < 1 else 1, math.ceil(seconds / self.step_s)))
-        warmup = min(20, max(2 if self.step_s < 0.5 else 1, math.ceil(seconds / 3 / self.step_s)))
+    def _run_block(
+        self, training: TunableTraining, names: Sequence[str], ahead: int = 0, again: bool = False
+    ) -> dict[str, Any]:
         key = (id(training), tuple(names))
-        if key not in self._warm:
-            self._warm.add(key)
-            warmup += max(2, min(10, int(0.5 / self.step_s)))
-        if ahead:  # what was loaded while the other side ran is no gain
-            warmup, steps = max(warmup, ahead + 2), max(steps, min(_MOST_STEPS, _BY_AHEAD * ahead))
+        least_s = 0.0 if self.power is None else self.power.block_s
+        step_s = self._steps_s.get(key[1], self.step_s) if least_s else self.step_s
+        warmup, steps = block_size(self.rules.seconds, step_s, least_s, ahead, key not in self._warm)
+        self._warm.add(key)
         if names:
             self._altered.add(id(training))
         answer = self._ask(training, do="block", changes=list(names), warmup=warmup, steps=steps)
@@ -354,7 +358,11 @@ class Tuning:
             raise TrainingEnded("the training ended before the block did")
         if why := answer.get("began_again_since"):
             self.failures[why] = self.failures.get(why, 0) + 1
-        self.step_s = 0.8 * self.step_s + 0.2 * min(answer["seconds"])
+        shortest_s = min(answer["seconds"])
+        self.step_s = 0.8 * self.step_s + 0.2 * shortest_s
+        self._steps_s[key[1]] = shortest_s
+        if answer["t1_ns"] - answer["t0_ns"] < _LONG_ENOUGH * 1e9 * least_s and not again:  # they are much faster
+            return self._run_block(training, names, ahead, again=True)
         return answer
 
     @contextlib.contextmanager
@@ -362,7 +370,7 @@ class Tuning:
         """What a change makes of a training is its result: it is told, and the others go on."""
         try:
             yield
-        except TooShort:
+        except CannotGoOn:
             raise
         except (TrainingEnded, UsageError) as error:
             arm.status, arm.reason, arm.over = "failed", str(error), True
@@ -506,7 +514,8 @@ class Tuning:
         base, low, base_high = current.interval()
         arm.of_process, arm.base_half = step.of_process, math.log(max(base_high / base, base / low))
         arm.pairs = [(math.log(base) + log, process_pair) for log, process_pair in step.pairs]
-        arm.as_is_s, arm.changed_s = [seconds / base for seconds in step.as_is_s], step.changed_s
+        arm.as_is_s, arm.changed_s = [seconds / current.time_ratio for seconds in step.as_is_s], step.changed_s
+        arm.as_is_w, arm.changed_w = [watts / current.power_ratio for watts in step.as_is_w], step.changed_w
         # Of what is made at start the check at the end tells.
         drifts = arm.drift is not None and not self.is_loss_steady(arm)
         arm.over = surely_gains(step, alone=more in self.winners()) and not drifts

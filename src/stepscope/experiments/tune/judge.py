@@ -25,6 +25,12 @@ _MEANINGS = {
     "pairs": "pairs of blocks, as is and changed; with x N in so many pairs of processes",
 }
 
+_MEANINGS_OF_ENERGY = {
+    "gain %": "less energy a step of the whole device than as is; below 0 it takes more; - where pairs are too few or "
+    "too different to say",
+    "time %": "step time against as is",
+}
+
 
 def judge(tuning: Tuning, title: str) -> Findings:
     """Return the findings of an experiment, also of one that was interrupted."""
@@ -37,12 +43,13 @@ def judge(tuning: Tuning, title: str) -> Findings:
     ranks = {arm.name: index for index, arm in enumerate(helps, 1)} if memory else tie_groups(helps)
     helps.sort(key=lambda arm: ranks[arm.name])
     final = arms.get(FINAL)
-    rows = [_result_row(arm, ranks[arm.name]) for arm in helps]
+    goal = tuning.rules.goal
+    rows = [_result_row(arm, ranks[arm.name], goal) for arm in helps]
     untried = [(arm.name, changes[arm.name].title if arm.name in changes else "", arm.reason) for arm in arms.values()
                if arm.status != "measured" and arm.name != FINAL]  # fmt: skip
     tables = [
-        ResultTable("helps", "What helps", _COLUMNS, tuple(rows), _legend(helps, ranks), _MEANINGS),
-        *_final_table(final),
+        ResultTable("helps", "What helps", _columns(goal), tuple(rows), _legend(helps, ranks, goal), _meanings(goal)),
+        *_final_table(final, goal),
         *_code_tables(best, [arm for arm in tuning.winners() if arm is not refuted], changes),
         _useless_table([arm for arm in measured if arm not in helps], refuted, tuning),
         ResultTable("untried", "Not tried", ("change", "what it is", "why"), tuple(untried)),
@@ -56,25 +63,42 @@ def judge(tuning: Tuning, title: str) -> Findings:
     )
 
 
-_COLUMNS = (
-    "rank", "change", "as is ms", "step ms", "gain %", "low %", "high %", "memory %", "loss drift %", "pairs",
-)  # fmt: skip
+def _quantity(goal: str) -> str:
+    """What pairs are compared by."""
+    return "energy" if goal == "energy" else "time"
 
 
-def _result_row(arm: Arm, rank: int | None) -> tuple[Value, ...]:
+def _meanings(goal: str) -> Mapping[str, str]:
+    return {**_MEANINGS, **_MEANINGS_OF_ENERGY} if goal == "energy" else _MEANINGS
+
+
+def _columns(goal: str) -> tuple[str, ...]:
+    unit, time = ("mJ", ("time %",)) if goal == "energy" else ("ms", ())
+    return (
+        "rank", "change", f"as is {unit}", f"step {unit}", "gain %", "low %", "high %", *time, "memory %",
+        "loss drift %", "pairs",
+    )  # fmt: skip
+
+
+def _result_row(arm: Arm, rank: int | None, goal: str) -> tuple[Value, ...]:
     gain, low, high = gains(arm)
-    as_is = _median(arm.as_is_s)
+    as_is = _median(arm.as_is)
     ratio = 1 - gain / 100 if gain is not None else None
     drift = None if arm.drift is None else "none" if arm.losses == arm.as_is_losses else f"{100 * arm.drift:+.3f}"
     return (
         rank, arm.name, None if as_is is None else 1e3 * as_is,
         None if as_is is None or ratio is None else 1e3 * as_is * ratio, gain, low, high,
-        _memory_change_text(arm), drift, _pair_count_text(arm),
+        *([_time_change_text(arm)] if goal == "energy" else []), _memory_change_text(arm), drift, _pair_count_text(arm),
     )  # fmt: skip
 
 
+def _time_change_text(arm: Arm) -> str | None:
+    change = 100 * (arm.time_ratio - 1)
+    return None if math.isnan(change) else f"{change:+.1f}"
+
+
 def gains(arm: Arm) -> tuple[float | None, float | None, float | None]:
-    """Return the gain in time with its bounds, %."""
+    """Return the gain in time, or energy, with its bounds, %."""
     ratio, low, high = arm.interval()
     if high > _WIDEST * low:  # of two pairs that differ: it would be printed as billions of percent
         low = high = math.nan
@@ -99,20 +123,22 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median_high(values) if values else None
 
 
-def _legend(helps: Sequence[Arm], ranks: Mapping[str, int]) -> str:
+def _legend(helps: Sequence[Arm], ranks: Mapping[str, int], goal: str) -> str:
     tied = len(set(ranks.values())) < len(helps)
     same = " Changes of one rank are a tie: their difference may be chance." if tied else ""
-    return f"Gain: less time a step, with its 95 % CI.{same}"
+    return f"Gain: less {_quantity(goal)} a step, with its 95 % CI.{same}"
 
 
-def _final_table(final: Arm | None) -> list[ResultTable]:
+def _final_table(final: Arm | None, goal: str) -> list[ResultTable]:
     if final is None or final.status != "measured":
         return []
-    row = _result_row(final, None)[1:]
+    row = _result_row(final, None, goal)[1:]
     where = "in processes of their own" if final.of_process else "in this process"
     title = "As is against the best configuration"
     return [
-        ResultTable("final", title, _COLUMNS[1:], ((" + ".join(final.changes), *row[1:]),), f"Measured anew {where}.")
+        ResultTable(
+            "final", title, _columns(goal)[1:], ((" + ".join(final.changes), *row[1:]),), f"Measured anew {where}."
+        )
     ]
 
 
@@ -139,12 +165,12 @@ def _useless_table(arms: Sequence[Arm], refuted: Arm | None, tuning: Tuning) -> 
     rows = [(arm.name, *_gain_if_interval(arm), verdict(arm), _pair_count_text(arm)) for arm in arms]
     rows.sort(key=lambda row: row[4] in _OPEN)  # else as they were tried: this is no ranking
     columns = ("change", "gain %", "low %", "high %", "verdict", "pairs")
-    return ResultTable("no-gain", "No certain gain", columns, tuple(rows), meanings=_MEANINGS)
+    return ResultTable("no-gain", "No certain gain", columns, tuple(rows), meanings=_meanings(tuning.rules.goal))
 
 
 _CANNOT_TELL = "cannot tell yet: run it longer"
 _LIKELY = "likely a gain, not certain yet: run it longer"
-_LIKELY_SLOWER = "likely slower, not certain"
+_WORSE = {"energy": "takes more energy"}  # else it is slower
 _OPEN = (_LIKELY, _CANNOT_TELL)
 _NOT_CONFIRMED = "not confirmed by the check at the end"
 
@@ -160,10 +186,11 @@ def _verdict(arm: Arm, goal: str) -> str:
     if goal == "memory" and arm.memory_bytes:
         return _LIKELY if saving(arm) > LEAST_GAIN else "saves no memory"
     ratio, low, high = arm.interval()
+    worse = _WORSE.get(goal, "slower")
     if low > 1 and arm.interval(SURE)[1] > 1:
-        return "slower"
+        return worse
     if low > 1 and ratio > 1 + 2 * LEAST_GAIN:
-        return _LIKELY_SLOWER
+        return f"likely {worse}, not certain"
     if high < 1 and ratio < 1 - LEAST_GAIN:
         return _LIKELY
     if math.isnan(high) or (high - low > 0.1 and len(arm.pairs) < MOST_PAIRS):
@@ -185,14 +212,17 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
     checked = final if final and final.status == "measured" and final.changes == best.changes else None
     arm = checked or best
     gain, low, high = gains(arm)
-    as_is = _median(arm.as_is_s)
+    as_is = _median(arm.as_is)
     assert gain is not None
     assert as_is is not None
-    step = f"{number(1e3 * as_is * (1 - gain / 100))} ms per step instead of {number(1e3 * as_is)} ms"
+    unit, quantity = ("mJ" if tuning.rules.goal == "energy" else "ms"), _quantity(tuning.rules.goal)
+    step = f"{number(1e3 * as_is * (1 - gain / 100))} {unit} per step instead of {number(1e3 * as_is)} {unit}"
     ends = (low, high) if gain >= 0 else (-(high or 0.0), -(low or 0.0))
     bounds = "" if low is None or high is None else f" [{ends[0]:.1f}, {ends[1]:.1f}]"
     less = "less" if gain >= 0 else "more"
-    text = f"{best.name}: {step}, {abs(gain):.1f} %{bounds} {less} time"
+    text = f"{best.name}: {step}, {abs(gain):.1f} %{bounds} {less} {quantity}"
+    if quantity == "energy":
+        text += f", {abs(100 * (arm.time_ratio - 1)):.1f} % {'less' if arm.time_ratio < 1 else 'more'} time"
     anew = "measured again at the end"
     if tuning.rules.goal == "memory" and best.memory_bytes and best.as_is_bytes:
         peak = checked if checked and best.of_process and checked.memory_bytes else best
@@ -201,7 +231,7 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
         anew = anew if peak is checked else f"the time {anew}"
     missing = "it was interrupted" if tuning.interrupted else "see why" if tuning.ended_by else "no time was left"
     confirmed = f", {anew}." if checked else f"; not checked at the end: {missing}."
-    if checked and tuning.rules.goal == "time" and (low is None or low <= 0):
+    if checked and tuning.rules.goal != "memory" and (low is None or low <= 0):
         confirmed = ", which the check at the end does not confirm: run it longer (--minutes)."
     ranks = tie_groups(helps)
     ties = [other.name for other in helps if other is not best and ranks[other.name] == ranks.get(best.name)]
@@ -242,7 +272,7 @@ def _rounding_text(tuning: Tuning) -> str:
     texts = []
     for arm in unknown:
         gain, low, high = gains(arm)
-        texts.append(f"{arm.name} takes {gain:.1f} % [{low:.1f}, {high:.1f}] less time")
+        texts.append(f"{arm.name} takes {gain:.1f} % [{low:.1f}, {high:.1f}] less {_quantity(tuning.rules.goal)}")
     if not texts:
         return ""
     rounds = "rounds numbers" if len(texts) == 1 else "round numbers"
@@ -260,7 +290,8 @@ def _refuted_answer(chosen: Arm, final: Arm, tuning: Tuning) -> str:
         return f"{chosen.name} won the search and took {more:.1f} % more memory in the check at the end: {_LEAVE}."
     gain, low, high = gains(final)
     bounds = "" if low is None or high is None else f" [{-high:.1f}, {-low:.1f}]"
-    text = f"{chosen.name} won the search and took {-(gain or 0.0):.1f} %{bounds} more time in the check at the end"
+    cost = f"{-(gain or 0.0):.1f} %{bounds} more {_quantity(tuning.rules.goal)}"
+    text = f"{chosen.name} won the search and took {cost} in the check at the end"
     unsure = "" if _surely_refuted(tuning) else ", which does not confirm a gain and excludes none"
     return f"{text}{unsure}: {_LEAVE}."
 
@@ -307,8 +338,8 @@ def _notes(tuning: Tuning) -> list[str]:
             "tried, since it changes the model, so what time it saves is not known."
         )
     for arm in tuning.winners():
-        if arm.compile_s:
-            saved = (_median(arm.as_is_s) or 0.0) * (1 - arm.interval()[0])
+        if arm.compile_s and arm.time_ratio < 1:
+            saved = (_median(arm.as_is_s) or 0.0) * (1 - arm.time_ratio)
             steps = math.ceil(arm.compile_s / saved)
             notes.append(f"Compiling took {arm.compile_s:.0f} s: it has paid after {steps:,} steps.")
     single = [arm for arm in tuning.arms.values() if arm.of_process and arm.pairs]
@@ -318,7 +349,8 @@ def _notes(tuning: Tuning) -> list[str]:
             "lie: its CI allows for 2.5 % in the median, and more than 10 % of a few."
         )
     notes.append("Gains are of this training on this device, with this batch size and load.")
-    notes.append("Energy was not measured: blocks are shorter than the windows of power sensors.")
+    energy = "Energy was not measured: --for energy does that, in longer blocks."
+    notes.append(energy if tuning.power is None else tuning.power.note)
     return notes
 
 

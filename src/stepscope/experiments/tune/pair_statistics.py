@@ -1,4 +1,4 @@
-"""Statistics of pairs: the ratio of a change's step time to that of the training as is, with its CI.
+"""Statistics of pairs: the ratio of a change's step time, or energy, to that of the training as is, with its CI.
 
 The estimate is the median of all means of two log ratios (Hodges and Lehmann, 1963) and its interval that of the
 signed-rank test: one disturbed pair in ten does not bend it, and no distribution is assumed but a symmetric one.
@@ -76,6 +76,11 @@ def widen_interval(interval: tuple[float, float, float], half: float) -> tuple[f
     return interval[0], math.exp(bounds[0]), math.exp(bounds[1])
 
 
+def centre_ratio(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the ratio of what was measured in pairs; NaN where there are none."""
+    return ratio_interval([math.log(second / first) for first, second in zip(before, after, strict=True)])[0]
+
+
 @lru_cache(maxsize=1024)
 def _rank(count: int, confidence: float) -> int | None:
     """Return the place (from 0) of the mean that bounds the interval; None where the sample is too small."""
@@ -104,12 +109,25 @@ class TunableTraining(Protocol):
     def close(self) -> None: ...
 
 
+class PowerMeter(Protocol):
+    """Power of the whole device: `watts` between two times, None where too little was read.
+
+    block_s: that a block needs, s. note: what the power is of.
+    """
+
+    block_s: float
+    note: str
+
+    def watts(self, t0_ns: int, t1_ns: int) -> float | None: ...
+
+
 @dataclass
 class Arm:
     """A configuration and what was measured of it against the training as is.
 
-    pairs: log ratio of the step time, and the pair of processes that it was measured in. status: measured, failed,
-    or not tried, with its reason. drift: relative difference of the mean loss. memory_bytes, as_is_bytes: of a step, or
+    pairs: log ratio of what is to improve, and the pair of processes that it was measured in: of the step time, or of
+    the energy of a step (then as_is_w and changed_w are the mean power of the blocks, W). status: measured, failed, or
+    not tried, with its reason. drift: relative difference of the mean loss. memory_bytes, as_is_bytes: of a step, or
     where `of_process` of the process, in the process pair that saves least.
     """
 
@@ -121,8 +139,10 @@ class Arm:
     pairs: list[tuple[float, int]] = field(default_factory=list)
     as_is_s: list[float] = field(default_factory=list)
     changed_s: list[float] = field(default_factory=list)
+    as_is_w: list[float] = field(default_factory=list)
+    changed_w: list[float] = field(default_factory=list)
     blocks_ns: list[tuple[int, ...]] = field(default_factory=list)
-    fastest: list[float] = field(default_factory=list)  # log ratio of the fastest step of each pair's blocks
+    fastest: list[float] = field(default_factory=list)  # the same log ratio by the fastest step of each pair's blocks
     drift: float | None = None
     losses: list[float] = field(default_factory=list)
     as_is_losses: list[float] = field(default_factory=list)
@@ -140,7 +160,7 @@ class Arm:
         return tuple(name for name in self.changes if name not in self.at_start)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float, float]:
-        """Return the ratio of its step time to that of the training as is: (ratio, low, high)."""
+        """Return the ratio of its step time, or energy, to that of the training as is: (ratio, low, high)."""
         process_pairs = sorted({process_pair for _, process_pair in self.pairs})
         if self.of_process and process_pairs:
             logs = [[log for log, other in self.pairs if other == process_pair] for process_pair in process_pairs]
@@ -148,6 +168,23 @@ class Arm:
         else:
             interval = ratio_interval([log for log, _ in self.pairs], confidence)
         return widen_interval(interval, self.base_half) if self.base_half else interval
+
+    @property
+    def time_ratio(self) -> float:
+        """Return the ratio of its step time to that of the training as is, whatever is to improve."""
+        return centre_ratio(self.as_is_s, self.changed_s)
+
+    @property
+    def power_ratio(self) -> float:
+        """Return the ratio of the mean power of its blocks to that of the training as is; 1 where it was not read."""
+        return centre_ratio(self.as_is_w, self.changed_w) if self.as_is_w else 1.0
+
+    @property
+    def as_is(self) -> list[float]:
+        """What is to improve of the training as is, of each pair: s of a step, or J where power was read."""
+        if not self.as_is_w:
+            return self.as_is_s
+        return [seconds * watts for seconds, watts in zip(self.as_is_s, self.as_is_w, strict=True)]
 
     @property
     def process_pairs(self) -> int:
@@ -192,10 +229,13 @@ class Arm:
             raise ValueError("changes that are none")
         if fields.get("status") == "measured" and not (pairs and len(fields.get("as_is_s", [])) == len(pairs)):
             raise ValueError("measured without pairs")
+        powers = [fields.get(name, []) for name in ("as_is_w", "changed_w")]
+        if any(powers) and not all(len(watts) == len(pairs) and min(watts) > 0 for watts in powers):
+            raise ValueError("power that is none")
         return cls(**fields)
 
 
-_NUMBERS = ("as_is_s", "changed_s", "fastest", "losses", "as_is_losses")
+_NUMBERS = ("as_is_s", "changed_s", "as_is_w", "changed_w", "fastest", "losses", "as_is_losses")
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("name", "status", "reason"), str), **dict.fromkeys(("changes", "at_start"), list | tuple),
     **dict.fromkeys(("pairs", "blocks_ns", *_NUMBERS), list | tuple),

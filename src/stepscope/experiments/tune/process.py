@@ -30,7 +30,11 @@ class NoAnswer(TrainingEnded):
     """The process of a training gave no answer in time."""
 
 
-class TooShort(UsageError):
+class CannotGoOn(UsageError):
+    """Nothing more can be measured: the experiment ends with what it has."""
+
+
+class TooShort(CannotGoOn):
     """A script that makes too few steps as it is: nothing can be tried on it."""
 
 

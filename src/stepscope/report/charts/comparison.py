@@ -325,9 +325,10 @@ _LEAST_GAIN = -60.0  # %, where the axis begins at the latest
 _GAIN_COLOURS = {"helps": "optimizer", "checked at the end": "forward", "no certain gain": "other"}
 
 
-def tuning_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
-    """The chart and caption of every figure that has numbers."""
-    caption = "Less time a step than as is, with the 95 % CI; left of the line a change is slower."
+def tuning_charts(frames: Mapping[str, pl.DataFrame], quantity: str = "time") -> dict[str, tuple[Chart, str]]:
+    """The chart and caption of every figure that has numbers; quantity: what gains are of, time or energy."""
+    worse = "is slower" if quantity == "time" else "takes more"
+    caption = f"Less {quantity} a step than as is, with the 95 % CI; left of the line a change {worse}."
     losses = "Loss as is and with the best configuration."
     return charts_of(frames, {"gains": (_forest, caption), "losses": (_losses, losses)})
 
