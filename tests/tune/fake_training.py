@@ -42,6 +42,8 @@ class FakeTraining:
         self.at_s = 0.0  # on a clock that only its steps move
         self.load: Callable[[float], float] | None = None
         self.tells_load = False  # as a kernel that tells what other processes use
+        self.power: FakePower | None = None
+        self.run_at: dict[int, tuple[str, ...]] = {}  # changes of the block that began then, ns
 
     def steps(self, ratio: float, count: int) -> list[float]:
         """Return the times of steps; other load, where there is some at that time, makes each slower."""
@@ -70,9 +72,27 @@ class FakeTraining:
     def tuning(self, seconds: float = 1e6, **more: Any) -> Tuning:
         store = more.pop("store", None)
         apart = more.pop("apart", True)
-        tuned = Tuning(self.open_training, TuneRules(seconds, **more), store or ExperimentStore(), apart=apart)
+        rules = TuneRules(seconds, **more)
+        tuned = Tuning(self.open_training, rules, store or ExperimentStore(), apart=apart, power=self.power)
         tuned.run()
         return tuned
+
+
+class FakePower:
+    """Power of 10 W times the planted ratio of each change that runs; a block of which nothing is read: `unread`."""
+
+    def __init__(self, training: FakeTraining, ratios: Mapping[str, float], unread: Sequence[int] = ()) -> None:
+        self.training, self.ratios, self.unread = training, ratios, unread
+        self.block_s, self.note = 2.0, "Energy is of a plant."
+        self.spans: list[tuple[int, int]] = []
+        self.random = random.Random(2)
+
+    def watts(self, t0_ns: int, t1_ns: int) -> float | None:
+        self.spans.append((t0_ns, t1_ns))
+        if len(self.spans) in self.unread:
+            return None
+        ratio = math.prod(self.ratios.get(name, 1.0) for name in self.training.run_at[t0_ns])
+        return 10.0 * ratio * (1 + self.random.gauss(0, 0.01))
 
 
 class FakePlace:
@@ -96,7 +116,10 @@ class FakePlace:
                 others = None
                 if training.tells_load and training.load is not None:
                     others = training.load((began_s + training.at_s) / 2) - 1
-                return {"seconds": seconds, "t0_ns": 0, "t1_ns": 1, "losses": [], "others": others}
+                t0_ns = 10**12 * len(training.blocks)
+                training.run_at[t0_ns] = names
+                t1_ns = t0_ns + round(1e9 * sum(seconds))
+                return {"seconds": seconds, "t0_ns": t0_ns, "t1_ns": t1_ns, "losses": [], "others": others}
             case "losses":
                 return {"losses": [1.0 + sum(training.drifts.get(name, 0.0) for name in names)] * command["steps"]}
             case "memory":

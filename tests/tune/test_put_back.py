@@ -549,14 +549,14 @@ def test_a_scope_tunes_between_two_steps_and_records_none_of_it(tmp_path: Path) 
         ({}, UsageError),
         ({"model": nn.Linear(1, 1)}, UsageError),
         ({"batch": 3}, UnknownName),
-        ({"for_": "energy"}, UsageError),
+        ({"plug": ("termux",)}, UsageError),
     ],
 )
 def test_a_loop_that_cannot_be_tuned_is_refused(
     arguments: Mapping[str, Any], error: type[Exception], tmp_path: Path
 ) -> None:
     model, optimizer, step = _loop()
-    known: dict[str, Any] = {"model": model, "optimizer": optimizer} if set(arguments) & {"batch", "for_"} else {}
+    known: dict[str, Any] = {"model": model, "optimizer": optimizer} if set(arguments) & {"batch", "plug"} else {}
     with pytest.raises(error):
         stepscope.tune(step, [torch.zeros(1, 8)], out=tmp_path / "out", **{**known, **arguments})
 

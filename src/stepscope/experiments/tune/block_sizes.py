@@ -1,4 +1,4 @@
-"""How many steps a block has, how many warm it up, and how many batches workers may have loaded before it."""
+"""Sizes of blocks: the steps that warm up and those that are timed, and the batches that may be ready before them."""
 
 from __future__ import annotations
 

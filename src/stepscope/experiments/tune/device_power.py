@@ -1,6 +1,6 @@
 """Power of the whole device while blocks of steps run, as a sampling process beside the training reads it.
 
-The mean of a block leaves out its beginning: what a reading there shows lies before the block. Every block is as long
+The mean of a block excludes its beginning: what a reading there shows lies before the block. Every block is as long
 as the slowest of the sensors needs. The gain error of a sensor is the same on both sides of a pair.
 """
 
@@ -29,7 +29,7 @@ from stepscope.runfolder.writer import RunWriter
 if TYPE_CHECKING:
     from stepscope.analysis.energy.power_sources import PowerSource
 
-_LEAST_S, _LEAST_LAG_S = 1.0, 0.15  # of a block, and of its beginning that is left out
+_LEAST_S, _LEAST_LAG_S = 1.0, 0.15  # of a block, and of its beginning that does not count
 _WINDOWS = 2.0  # shortest windows of the slowest sensor in a block
 _READ = 0.8  # share of a block that must have been read
 _FOUND_S, _LATE_S = 20.0, 10.0  # until a meter gives its first two readings; until the end of a block is on the disk
@@ -63,7 +63,7 @@ class DevicePower:
         self._unread = 0  # blocks in a row
         try:
             self._sampler = start_sampler(self._writer.path, PERIOD_NS, root, metering=metering)
-            sources, covers, is_estimated = self._first_readings()
+            sources, covers, is_estimated = self._first_readings(bool(metering.meters or metering.power_model))
         except BaseException:
             self.close()
             raise
@@ -122,16 +122,19 @@ class DevicePower:
         with contextlib.suppress(OSError):
             self._writer.close("ok")
 
-    def _first_readings(self) -> tuple[list[PowerSource], str, bool]:
+    def _first_readings(self, named: bool) -> tuple[list[PowerSource], str, bool]:
+        """Wait for what gives power; not where no channel does, and the user has named none."""
         until_ns = monotonic_ns() + round(_FOUND_S * 1e9)
         while True:
-            found = self._sources()
-            if found[0] or monotonic_ns() > until_ns:
+            readings = self._sources()
+            channels = RunReader(self._writer.path).channels
+            awaited = named or any(channel.get("quantity") in ("power", "energy") for channel in channels)
+            if readings[0] or not awaited or monotonic_ns() > until_ns:
                 break
             time.sleep(_LOOK_S)
-        if found[0]:
-            return found
-        why = found[1] or "no power sensor and no meter gives readings here"
+        if readings[0]:
+            return readings
+        why = readings[1] or "no power sensor and no meter gives readings here"
         raise UsageError(
             f"--for energy: {why}",
             "name a meter (--plug shelly=ADDRESS), or estimate power from utilisation (--power-model cpu=2W..15W); "

@@ -181,7 +181,7 @@ class Arm:
 
     @property
     def as_is(self) -> list[float]:
-        """What is to improve of the training as is, of each pair: s of a step, or J where power was read."""
+        """Step times of the training as is, s, of each pair; its energies of a step, J, where power was read."""
         if not self.as_is_w:
             return self.as_is_s
         return [seconds * watts for seconds, watts in zip(self.as_is_s, self.as_is_w, strict=True)]

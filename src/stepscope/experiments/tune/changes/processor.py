@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # The allocator of C, and on CUDA torch's own: what is freed is kept, or given back in larger pieces.
 
 # Any of these ends glibc's own adaptation of its mmap threshold. Without the first one it would stay at 128 KiB, and
-# each larger tensor would be mapped and faulted in anew: convolutional networks took 2.1 to 2.4 times as long.
+# each larger tensor would be mapped and faulted in anew: convolutional networks were 2.1 to 2.4x slower.
 _KEEP = {
     "MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TOP_PAD_": "67108864", "MALLOC_TRIM_THRESHOLD_": "268435456",
 }  # fmt: skip
