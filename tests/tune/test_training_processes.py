@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 import torch
 from tests.patience import HANG_S
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stepscope.experiments.tune import child
+from stepscope.experiments.tune.changes import all_changes
 from stepscope.experiments.tune.process import RestartingTraining, TooShort, TrainingEnded, TrainingProcess
+from stepscope.experiments.tune.training import Observer, Targets
 
 _CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 _BREAKS_WITH_VIEW = """
@@ -132,3 +136,39 @@ def test_the_peak_of_a_process_is_its_own_and_not_that_of_whoever_started_it(ope
     place = open_script(1_000_000)
     place.ask(HANG_S, do="facts")
     assert place.ask(HANG_S, do="peak")["process_bytes"] < len(filled)
+
+
+def test_gradients_are_looked_at_while_torch_compile_traces_a_pass_with_fake_tensors() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.zeros(3)
+    observer = Observer()
+    observer.before_optimizer(torch.optim.SGD([parameter], 0.1))
+    with FakeTensorMode():
+        observer.before_backward(None, None)
+    assert observer.zeroes_gradients
+
+
+def test_of_a_model_that_repeats_blocks_those_alone_are_compiled_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[dict[str, Any]] = []
+
+    def compile_(call: Any, **options: Any) -> Any:
+        compiled.append(options)
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    blocks = [nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(3)]
+    model = nn.Sequential(*blocks, nn.Linear(2, 1))
+    known = all_changes({"blocks": 3})
+    targets = Targets((model,), (), called=(model,))
+    for name, modules, options in (
+        ("compile=blocks", blocks, {}),
+        ("compile=max-autotune", [model], {"mode": "max-autotune"}),
+    ):
+        assert known[name].by_name
+        switch = known[name].switch
+        assert switch is not None
+        with switch(targets):
+            assert [part for part in model.modules() if part._compiled_call_impl is not None] == modules
+        assert all(part._compiled_call_impl is None for part in model.modules())
+        assert compiled[-len(modules) :] == [options] * len(modules)
+    assert "repeats no block" in all_changes({"blocks": 0})["compile=blocks"].refused

@@ -404,7 +404,7 @@ class Tuning:
             open_ = waiting()
             self._shuffle.shuffle(open_)
             for arm in sorted(open_, key=self._startup_order_key):
-                slow = 4.0 if "compile" in arm.changes else 1.0
+                slow = 4.0 if arm.compiles else 1.0
                 share = slow * 1.3 * self._opening_s / self.rules.seconds
                 if self.used + share > until:
                     continue
@@ -423,7 +423,7 @@ class Tuning:
         """What has the fewest pairs, then what promises most; of the untried the allocator first, compiling last."""
         order = ("allocator", "instructions", "loader")
         group = self.known[arm.name].group
-        last = len(order) + ("compile" in arm.changes)
+        last = len(order) + arm.compiles
         return len(arm.pairs), arm.interval()[0] if arm.pairs else 0.0, order.index(group) if group in order else last
 
     def _measure_process_pair(
@@ -438,7 +438,7 @@ class Tuning:
             while measured < pairs:
                 measured += self._pair(training, other, arm, base)
             ended = self._ask(other, do="peak")
-            if "compile" in arm.changes and ended.get("prepared_s") is not None:
+            if arm.compiles and ended.get("prepared_s") is not None:
                 arm.compile_s = max(0.0, ended["prepared_s"] - self._ask(training, do="peak")["prepared_s"])
             as_is = self._fresh_peak
             if id(training) not in self._altered:  # after as many steps as the other

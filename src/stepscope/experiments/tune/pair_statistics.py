@@ -159,6 +159,11 @@ class Arm:
         """The changes that are made while the process runs."""
         return tuple(name for name in self.changes if name not in self.at_start)
 
+    @property
+    def compiles(self) -> bool:
+        """Return whether torch.compile is among its changes, of whatever part."""
+        return any(name.partition("=")[0] == "compile" for name in self.changes)
+
     def interval(self, confidence: float = 0.95) -> tuple[float, float, float]:
         """Return the ratio of its step time, or energy, to that of the training as is: (ratio, low, high)."""
         process_pairs = sorted({process_pair for _, process_pair in self.pairs})

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import MissingDependency, UsageError
-from stepscope.record import c_allocators
+from stepscope.record import c_allocators, torch_private
 from stepscope.record.fault_boundary import Boundary
 from stepscope.record.gradient_threads import GradientThreads
 from stepscope.record.steps import StepFinder
@@ -99,7 +99,8 @@ class Observer:
             return
         first = next((p for o in self.optimizers.values() for g in o.param_groups for p in g["params"]), None)
         if first is not None and first.grad is not None:
-            self.zeroes_gradients = not bool(first.grad.any())
+            with torch_private.bypass_torch_modes():  # of a pass that torch.compile traces, for one
+                self.zeroes_gradients = not bool(first.grad.any())
 
 
 class StepListener(Observer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepscope.experiments.tune.changes import Change, Facts, Switch
@@ -65,30 +65,56 @@ def _make_environment_change(
 # torch.compile: fewer, larger kernels after a compilation that has to pay back.
 
 
+_MERGED = "merged kernels: the last digits of the loss"
+
+
 def _compiling_changes(facts: Facts) -> Iterator[Change]:
+    """Yield torch.compile; where it is named, also of each repeated block alone, and with kernels that are measured."""
     refused = "" if facts["compiler"] or facts["device"] == "cuda" else "there is no C++ compiler here"
     if facts["compiled"]:
         refused = "the model is compiled already"
     elif not facts["calls"]:
         refused = "no module of the training is called"
-    yield Change(
-        "compile", "torch.compile", "compile", "model.compile()", "merged kernels: the last digits of the loss",
-        _compile_models, at_start=True, refused=refused,
-    )  # fmt: skip
+    blocks = refused or ("" if facts["blocks"] else "the model repeats no block of layers")
+    choices: list[tuple[str, str, str, str, Switch]] = [
+        ("compile", "torch.compile", "model.compile()", refused, _compile_switch(_models)),
+        ("compile=blocks", "torch.compile of each repeated block: it compiles in less time",
+         "for block in blocks: block.compile()", blocks, _compile_switch(_repeated_modules)),
+        ("compile=max-autotune", "torch.compile with kernels that are chosen by measuring them",
+         'model.compile(mode="max-autotune")', refused, _compile_switch(_models, mode="max-autotune")),
+    ]  # fmt: skip
+    for name, title, code, reason, switch in choices:
+        yield Change(
+            name, title, "compile", code, _MERGED, switch, at_start=True, refused=reason, by_name=name != "compile"
+        )
 
 
-@contextlib.contextmanager
-def _compile_models(targets: Targets) -> Iterator[None]:
-    """Compile each model in place from its next call on; undone, its calls are plain again."""
-    models: list[Any] = list(targets.called)
-    before = [model._compiled_call_impl for model in models]
-    for model in models:
-        model.compile()
-    try:
-        yield
-    finally:
-        for model, plain in zip(models, before, strict=True):
-            model._compiled_call_impl = plain
+def _models(targets: Targets) -> list[Any]:
+    return list(targets.called)
+
+
+def _repeated_modules(targets: Targets) -> list[Any]:
+    from stepscope.footprint.transforms import repeated_blocks
+
+    return [model.get_submodule(name) for model in targets.called for name in repeated_blocks(model)]
+
+
+def _compile_switch(parts: Callable[[Targets], list[Any]], **options: str) -> Switch:
+    """Return a switch that compiles modules in place from their next call on; undone, their calls are plain again."""
+
+    @contextlib.contextmanager
+    def switch(targets: Targets) -> Iterator[None]:
+        modules = parts(targets)
+        before = [module._compiled_call_impl for module in modules]
+        for module in modules:
+            module.compile(**options)
+        try:
+            yield
+        finally:
+            for module, plain in zip(modules, before, strict=True):
+                module._compiled_call_impl = plain
+
+    return switch
 
 
 # The instructions that oneDNN computes with: narrower ones clock higher on some processors.
