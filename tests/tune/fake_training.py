@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepscope.experiments.tune.changes import Change
+from stepscope.experiments.tune.device_settings import DeviceSettings
 from stepscope.experiments.tune.experiment import Tuning
 from stepscope.experiments.tune.pair_statistics import ExperimentStore, TuneRules
 from stepscope.experiments.tune.process import TrainingEnded
@@ -43,6 +44,7 @@ class FakeTraining:
         self.load: Callable[[float], float] | None = None
         self.tells_load = False  # as a kernel that tells what other processes use
         self.power: FakePower | None = None
+        self.device: DeviceSettings | None = None
         self.run_at: dict[int, tuple[str, ...]] = {}  # changes of the block that began then, ns
 
     def steps(self, ratio: float, count: int) -> list[float]:
@@ -73,7 +75,8 @@ class FakeTraining:
         store = more.pop("store", None)
         apart = more.pop("apart", True)
         rules = TuneRules(seconds, **more)
-        tuned = Tuning(self.open_training, rules, store or ExperimentStore(), apart=apart, power=self.power)
+        kept = store or ExperimentStore()
+        tuned = Tuning(self.open_training, rules, kept, apart=apart, power=self.power, device=self.device)
         tuned.run()
         return tuned
 

@@ -175,6 +175,7 @@ def _answer(
 ) -> tuple[Findings, Tuning]:
     from stepscope.experiments.engine.engine import measured_on
     from stepscope.experiments.engine.folder import StudyFolder
+    from stepscope.experiments.tune.device_settings import DeviceSettings
     from stepscope.experiments.tune.experiment import Tuning
     from stepscope.experiments.tune.judge import judge
     from stepscope.experiments.tune.pair_statistics import ExperimentStore, TuneRules
@@ -185,6 +186,7 @@ def _answer(
     with (
         study_folder.locked(),
         _device_power(request, folder) as power,
+        DeviceSettings(os.environ.get("STEPSCOPE_ROOT"), allowed=request.apply_power) as device,
         _progress(progress) as show_progress,
     ):
         tuning = Tuning(
@@ -193,6 +195,7 @@ def _answer(
             ExperimentStore(study_folder.store_result, study_folder.results(), show_progress),
             apart=apart,
             power=power,
+            device=device,
         )
         tuning.run()
     titles = {"time": "What makes {} faster", "energy": "What saves energy in {}", "memory": "Changes to {}"}
@@ -297,7 +300,7 @@ def _tune_step(
     from stepscope.experiments.tune.loop_protection import recompiled_after
     from stepscope.experiments.tune.training_state import RandomNumbers
 
-    setting_names = {"minutes", "for_", "only", "not_", "plug", "meter_command", "power_model"}
+    setting_names = {"minutes", "for_", "only", "not_", "plug", "meter_command", "power_model", "apply_power"}
     unknown = [name for name in settings if name not in setting_names]
     if unknown:
         raise UnknownName("setting of a tuned loop", unknown[0], setting_names)

@@ -69,12 +69,19 @@ def _write_config(path: Path, tuning: Tuning, request: TuneRequest) -> None:
     from stepscope.experiments.tune.config import write_config
 
     best = tuning.best()
-    changes = [] if best is None else [tuning.known[name] for name in best.changes]
+    chosen = [] if best is None else [tuning.known[name] for name in best.changes]
+    changes = [change for change in chosen if not change.writes]  # settings of the device are no part of a training
     command = request.command_line("stepscope", "tune")
     write_config(path, changes, tuning.facts, f"Written by {command}")
-    what = "nothing is certain to help: the file changes nothing" if best is None else best.name
+    made = " + ".join(change.name for change in changes)
+    what = made or ("nothing is certain to help: the file changes nothing" if best is None else "it changes nothing")
     use = f". {path if path.is_absolute() else f'./{path}'}" if path.suffix == ".env" else _run_command(path, request)
     sys.stderr.write(f"{path}: {what}; use it with: {use}\n")
+    for change in chosen:
+        if change.writes:
+            sys.stderr.write(
+                f"{change.name} is a setting of the device, which the file does not make:\n{change.code}\n"
+            )
 
 
 def _run_command(path: Path, request: TuneRequest) -> str:

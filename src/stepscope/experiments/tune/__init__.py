@@ -62,6 +62,10 @@ class TuneRequest(Request):
     power_model: str | None = option(
         None, "With --for energy, estimate power from utilisation: cpu=2W..15W, or runs with a meter.", advanced=True
     )
+    apply_power: bool = option(
+        False,
+        "Also try CPU and GPU clocks, the governor and power limits of the device, and put them back (root only).",
+    )
     batch: int | None = option(None, "Samples per step of a workload.", least=1, example="16")
     optimizer: str | None = option(None, "Optimizer of a workload. Default: its own.")
     threads: int | None = option(None, "Threads of the training as it is.", least=1, most=1024, example="2")

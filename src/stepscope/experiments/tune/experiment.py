@@ -19,11 +19,14 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
 from stepscope.experiments.tune.block_sizes import batches_ahead, block_size
 from stepscope.experiments.tune.changes import Change, all_changes, select_changes
+from stepscope.experiments.tune.device_settings import DeviceSettings
 from stepscope.experiments.tune.other_load import QuietLevel
 from stepscope.experiments.tune.pair_statistics import (
     FINAL,
+    HOPELESS,
     LEAST_GAIN,
     LEAST_PAIRS,
+    MOST_PAIRS,
     SURE,
     Arm,
     ExperimentStore,
@@ -31,9 +34,9 @@ from stepscope.experiments.tune.pair_statistics import (
     TunableTraining,
     TuneRules,
     file_name,
+    finish_if_clear,
     is_decided,
     non_negative_number,
-    ratio_interval,
     saved_bytes,
     saving,
     surely_gains,
@@ -44,12 +47,9 @@ from stepscope.experiments.tune.process import CannotGoOn, TrainingEnded
 
 MOST_DRIFT = 0.05  # of the loss, in the same steps from the same state: more is not combined by itself
 NO_TIME = "no time was left for it"
-_CLEAR = 0.0075  # half the width of a CI, as a share, from which on no more pairs are made
-_HOPELESS = 1.1  # slower in each of the first pairs
 _LIVE, _START, _COMBINED, _LATE = 0.4, 0.68, 0.8, 0.93  # shares of the time at which a phase ends
 _PROCESS_PAIRS, _BLOCK_PAIRS, _FINAL_PAIRS = 3, 4, 5
 _LOSSES = 16  # steps in which losses are compared
-MOST_PAIRS = 40
 _LONG_ENOUGH = 0.7  # of what a sensor of power needs: a shorter block is made again, with more steps
 _TRIMMED = 0.2  # of the steps of a block, on each side: what preempts one is no part of the difference
 _DOMINATES = 0.75  # a ratio below which what else would help could not be seen beside it
@@ -73,9 +73,10 @@ class Tuning:
         *,
         apart: bool = True,
         power: PowerMeter | None = None,
+        device: DeviceSettings | None = None,
     ) -> None:
         self._open, self.rules, self._store, self._apart = open_training, rules, store or ExperimentStore(), apart
-        self.power, self._shuffle = power, random.Random(rules.seed)
+        self.power, self._shuffle, self._device = power, random.Random(rules.seed), device or DeviceSettings()
         progress = self._store.saved.get("progress", {})
         self._spent_s = non_negative_number(progress.get("spent_s"))
         self._began_ns = monotonic_ns()
@@ -181,7 +182,8 @@ class Tuning:
         facts = self._ask(training, do="facts")
         self._store.refuse_other_training(facts)
         self.facts = facts
-        self.known = all_changes(self.facts)
+        settings = {"device_settings": self._device.found, "apply_power": self._device.allowed}
+        self.known = all_changes({**self.facts, **settings})
         rules = self.rules
         chosen = select_changes(self.known.values(), rules.goal, rules.only, rules.without)
         self.step_s = self.facts["step_s"]
@@ -228,7 +230,12 @@ class Tuning:
             steps = command.get("warmup", 0) + command.get("steps", 2)
             slow_s = _SLOWEST * (self._opening_s + steps * self.step_s)
             limit_s = min(limit_s, max(_LEAST_ANSWER_S, self.rules.seconds) + slow_s)
-        answer = training.ask(limit_s, **command)
+        names = command.get("changes", [])
+        writes = {path: value for name in names for path, value in self.known[name].writes.items()}
+        if writes:
+            command["changes"] = [name for name in names if not self.known[name].writes]
+        with self._device.changed(writes):
+            answer = training.ask(limit_s, **command)
         if (restart_s := answer.get("restart_s")) is not None:
             self.restarts_s.append(restart_s)
         return answer
@@ -257,7 +264,7 @@ class Tuning:
                     if not arm.pairs and self.rules.goal == "memory":
                         self._measure_losses_and_memory(training, arm)
                     self._pair(training, training, arm)
-                self._finish_if_clear(arm)
+                finish_if_clear(arm, self.rules.goal)
             self._store_arms()
 
     def _reopen_given_up_arms(self, looked: set[str]) -> list[Arm]:
@@ -375,20 +382,6 @@ class Tuning:
         except (TrainingEnded, UsageError) as error:
             arm.status, arm.reason, arm.over = "failed", str(error), True
 
-    def _finish_if_clear(self, arm: Arm) -> None:
-        """Make no more pairs of what is clear: no gain, or a gain that is known well."""
-        count = len(arm.pairs)
-        logs = [log for log, _ in arm.pairs]
-        enough = self.rules.goal == "memory" and count >= LEAST_PAIRS
-        hopeless = count >= 3 and arm.slower_by(_HOPELESS)
-        arm.given_up = hopeless and count < LEAST_PAIRS
-        if enough or hopeless:
-            arm.over = True
-        elif count >= LEAST_PAIRS:
-            ratio, low, high = arm.interval()
-            useless = ratio_interval(logs, SURE)[1] > 1 - LEAST_GAIN
-            arm.over = useless or (high - low) / 2 < _CLEAR * ratio or count >= MOST_PAIRS
-
     # changes that a process begins with
 
     def _measure_startup_changes(
@@ -449,7 +442,7 @@ class Tuning:
 
     def _finish_if_processes_clear(self, arm: Arm) -> None:
         logs = [log for log, _ in arm.pairs]
-        surely = _HOPELESS if arm.process_pairs < 2 else 1 + 2 * LEAST_GAIN  # one process pair may have been unlucky
+        surely = HOPELESS if arm.process_pairs < 2 else 1 + 2 * LEAST_GAIN  # one process pair may have been unlucky
         slower = self.rules.goal != "memory" and len(logs) >= _BLOCK_PAIRS and arm.slower_by(surely)
         if slower or arm.process_pairs >= _PROCESS_PAIRS:
             arm.over = True
@@ -586,7 +579,7 @@ class Tuning:
             if final.status == "failed":
                 return
             if len(final.pairs) >= LEAST_PAIRS:
-                self._finish_if_clear(final)
+                finish_if_clear(final, self.rules.goal)
                 if final.over:
                     return
 

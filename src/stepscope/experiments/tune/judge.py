@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING
 
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.experiments.tune.changes import Change
-from stepscope.experiments.tune.experiment import MOST_DRIFT, MOST_PAIRS, NO_TIME, Tuning
-from stepscope.experiments.tune.pair_statistics import AS_IS, FINAL, LEAST_GAIN, SURE, Arm, saving, tie_groups
+from stepscope.experiments.tune.experiment import MOST_DRIFT, NO_TIME, Tuning
+from stepscope.experiments.tune.pair_statistics import (
+    AS_IS,
+    FINAL,
+    LEAST_GAIN,
+    MOST_PAIRS,
+    SURE,
+    Arm,
+    saving,
+    tie_groups,
+)
 from stepscope.units import number, plural
 
 if TYPE_CHECKING:

@@ -24,6 +24,9 @@ from stepscope.errors import UsageError
 _PROCESS_SCALE, _PROCESS_FREEDOM = 0.033, 3
 LEAST_PAIRS = 6  # fewer cannot exclude anything at 95 %
 LEAST_GAIN = 0.01  # of the step: less is of no use to anybody
+MOST_PAIRS = 40
+HOPELESS = 1.1  # slower in each of the first pairs
+_CLEAR = 0.0075  # half the width of a CI, as a share, from which on no more pairs are made
 SURE = 0.99  # confidence of what a change surely does: it is looked at more than once
 
 
@@ -330,6 +333,20 @@ def surely_gains(step: Arm, alone: bool = True) -> bool:
     """
     ratio, _, high = step.interval()
     return ratio < 1 - LEAST_GAIN / 2 and high < 1.005 and (alone or step.interval(SURE)[2] < 1)
+
+
+def finish_if_clear(arm: Arm, goal: str) -> None:
+    """Make no more pairs of what is clear: no gain, or a gain that is known well."""
+    count = len(arm.pairs)
+    enough = goal == "memory" and count >= LEAST_PAIRS
+    hopeless = count >= 3 and arm.slower_by(HOPELESS)
+    arm.given_up = hopeless and count < LEAST_PAIRS
+    if enough or hopeless:
+        arm.over = True
+    elif count >= LEAST_PAIRS:
+        ratio, low, high = arm.interval()
+        useless = ratio_interval([log for log, _ in arm.pairs], SURE)[1] > 1 - LEAST_GAIN
+        arm.over = useless or (high - low) / 2 < _CLEAR * ratio or count >= MOST_PAIRS
 
 
 def excludes_gain(arm: Arm) -> bool:

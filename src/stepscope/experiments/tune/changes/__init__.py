@@ -32,7 +32,7 @@ _UNKNOWN: Facts = {  # of a training that nobody has looked at, such as that of 
     "matmul_precision": "highest", "flushes_denormals": False, "optimizers": [], "blocks": 1, "loader": None,
     "batch": 0, "divisible": False, "cpu_capability": "", "glibc": True, "tcmalloc": None, "tcmalloc_in_use": False,
     "jemalloc": None, "interop_threads": 1,
-    "compiler": "c++", "environment": {},
+    "compiler": "c++", "environment": {}, "device_settings": {}, "apply_power": False,
 }  # fmt: skip
 
 
@@ -42,7 +42,8 @@ class Change:
 
     group: changes of one group exclude each other. code: what to paste, or the line to start with. risk: what may
     differ in the result, "" where nothing does. at_start: needs a process of its own, with this environment.
-    loader: arguments of the data loader. goal: what it is for, time or memory. refused: why it does not apply here.
+    loader: arguments of the data loader. goal: what it is for, time, energy or memory. refused: why it does not apply
+    here. writes: values by path, of settings of the whole device, which whoever measures makes and puts back.
     by_name: tried only where it is named, because it changes the model or takes long. lossy: numbers are rounded, so
     that it is recommended only where losses were compared.
     """
@@ -56,6 +57,7 @@ class Change:
     at_start: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     loader: Mapping[str, Any] = field(default_factory=dict)
+    writes: Mapping[str, str] = field(default_factory=dict)
     goal: str = "time"
     refused: str = ""
     by_name: bool = False
@@ -97,7 +99,7 @@ def select_changes(changes: Iterable[Change], goal: str, only: Sequence[str], wi
             return False
         if only:
             return bool(_names(change) & set(only))
-        return not change.by_name and (change.goal != "memory" or goal == "memory")
+        return not change.by_name and change.goal in ("time", goal)
 
     selection = [change for change in every if chosen(change)]
     if not selection:
