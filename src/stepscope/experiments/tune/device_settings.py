@@ -150,8 +150,8 @@ def obey(orders: IO[str], answers: IO[str]) -> None:
                     _write(path, value)
             except (OSError, ValueError) as error:
                 why, order = str(error), {"restore": list(order["set"])}
-            why = why or _put_back(before, order.get("restore", ()))
-            answers.write(json.dumps({"failed": why}) + "\n")
+            not_put_back = _put_back(before, order.get("restore", ()))
+            answers.write(json.dumps({"failed": why or not_put_back}) + "\n")
             answers.flush()
     finally:
         _put_back(before, list(before))
