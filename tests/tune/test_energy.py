@@ -170,8 +170,27 @@ def test_an_experiment_that_holds_too_few_blocks_is_refused_with_the_minutes_tha
     assert caught.value.hint.startswith("--minutes ")
 
 
-def test_a_meter_that_gives_nothing_above_zero_ends_it(device_power: Callable[[str], DevicePower]) -> None:
-    power = device_power("import time\nwhile True:\n    print(0, flush=True)\n    time.sleep(0.02)")
+_ZERO = "import time\nwhile True:\n    print(0, flush=True)\n    time.sleep(0.02)"
+
+
+def test_a_meter_that_reads_zero_is_refused_at_once(device_power: Callable[[str], DevicePower]) -> None:
+    with pytest.raises(UsageError, match="reads 0 W"):
+        device_power(_ZERO)
+
+
+def test_the_reason_why_a_named_meter_fails_is_told_with_what_to_do(device_power: Callable[[str], DevicePower]) -> None:
+    with pytest.raises(UsageError, match="no watts here") as caught:
+        device_power("import time\nwhile True:\n    print('no watts here', flush=True)\n    time.sleep(0.02)")
+    assert "a line with the power in W" in str(caught.value.hint)
+
+
+def test_a_meter_that_falls_to_zero_ends_it(device_power: Callable[[str], DevicePower], tmp_path: Path) -> None:
+    off = tmp_path / "off"
+    power = device_power(
+        "import os" + _OF_LOAD.format(busy="False").replace("10", f"0 if os.path.exists({str(off)!r}) else 10")
+    )
+    off.touch()
+    time.sleep(0.3)
     began_ns = time.monotonic_ns()
     time.sleep(power.block_s)
     ended_ns = time.monotonic_ns()
@@ -186,6 +205,33 @@ def test_a_sampling_process_that_is_gone_is_told(device_power: Callable[[str], D
     os.kill(power._sampler.pid, 9)
     with pytest.raises(PowerLost, match="has ended"):
         power.watts(time.monotonic_ns() + 10**9, time.monotonic_ns() + 2 * 10**9)
+
+
+def test_a_meter_that_ends_is_lost_and_says_why(device_power: Callable[[str], DevicePower], tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    power = device_power(
+        "import os, sys, time\n"
+        f"while not os.path.exists({str(end)!r}):\n    print(10, flush=True)\n    time.sleep(0.02)\n"
+        "sys.exit('no more watts')"
+    )
+    end.touch()
+    time.sleep(0.3)
+    began_ns = time.monotonic_ns()
+    with pytest.raises(PowerLost, match="no more watts"):
+        power.watts(began_ns, began_ns + 10**9)
+
+
+def test_pairs_that_were_too_short_for_a_sensor_that_turns_out_to_be_slow_do_not_count() -> None:
+    class Slow(FakePower):
+        def watts(self, t0_ns: int, t1_ns: int) -> float | None:
+            self.block_s = 2.0 if len(self.spans) < 12 else 8.0
+            return super().watts(t0_ns, t1_ns)
+
+    training = FakeTraining({"fused": 0.9})
+    training.power = Slow(training, {})
+    arm = training.tuning(goal="energy", only=("fused",)).arms["fused"]
+    assert min(block[1] - block[0] for block in arm.blocks_ns) >= 0.7 * 8e9
+    assert len(arm.pairs) == len(arm.blocks_ns) == len(arm.as_is_w) == len(arm.fastest)
 
 
 def test_without_a_sensor_and_a_meter_energy_is_refused_at_once(tmp_path: Path) -> None:

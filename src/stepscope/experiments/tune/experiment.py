@@ -43,11 +43,12 @@ from stepscope.experiments.tune.pair_statistics import (
     trimmed_mean,
     why_not_combined,
 )
-from stepscope.experiments.tune.process import CannotGoOn, TrainingEnded
+from stepscope.experiments.tune.process import CannotGoOn, TooShort, TrainingEnded
 
 MOST_DRIFT = 0.05  # of the loss, in the same steps from the same state: more is not combined by itself
 NO_TIME = "no time was left for it"
 _LIVE, _START, _COMBINED, _LATE = 0.4, 0.68, 0.8, 0.93  # shares of the time at which a phase ends
+_LATEST, _FEWEST_PAIRS = 1.3, 3  # beyond which a check that has so many pairs ends
 _PROCESS_PAIRS, _BLOCK_PAIRS, _FINAL_PAIRS = 3, 4, 5
 _LOSSES = 16  # steps in which losses are compared
 _LONG_ENOUGH = 0.7  # of what a sensor of power needs: a shorter block is made again, with more steps
@@ -129,7 +130,8 @@ class Tuning:
         except (TrainingEnded, CannotGoOn) as error:
             if not any(arm.pairs for arm in self.arms.values()):
                 raise
-            self.ended_by = str(error)
+            lost = not isinstance(error, TrainingEnded | TooShort)
+            self.ended_by = str(error) if lost else f"the training could not be started again: {error}"
         finally:
             for training in list(self._trainings):
                 self._close(training)
@@ -340,6 +342,8 @@ class Tuning:
             if before is None or after is None:
                 return False
             more_power = math.log(after / before)
+            for other in self.arms.values():
+                other.drop_blocks_below(_LONG_ENOUGH * 1e9 * self.power.block_s)
             arm.as_is_w.append(before)
             arm.changed_w.append(after)
         arm.pairs.append((math.log(means[True] / means[False]) + more_power, self._process_pair))
@@ -428,7 +432,7 @@ class Tuning:
                 self._store_losses(arm, self._fresh_losses, self._losses_with(other, arm.in_process_changes))
                 self._losses_with(training, base)  # so that it is as warm as the other
             measured = 0
-            while measured < pairs:
+            while measured < pairs and not (measured >= _FEWEST_PAIRS and self.used > _LATEST):
                 measured += self._pair(training, other, arm, base)
             ended = self._ask(other, do="peak")
             if arm.compiles and ended.get("prepared_s") is not None:

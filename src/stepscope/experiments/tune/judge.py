@@ -63,9 +63,10 @@ def judge(tuning: Tuning, title: str) -> Findings:
         _useless_table([arm for arm in measured if arm not in helps], refuted, tuning),
         ResultTable("untried", "Not tried", ("change", "what it is", "why"), tuple(untried)),
     ]
+    answer = _answer(tuning, best, final, helps)
     return Findings(
         title=title,
-        answer=_answer(tuning, best, final, helps),
+        answer=answer.replace("run it longer (--minutes)", "see why it ended") if tuning.ended_by else answer,
         tables=tuple(table for table in tables if table.rows),
         notes=tuple(_notes(tuning)),
         frames=_result_frames(measured, final, helps),
@@ -97,13 +98,9 @@ def _result_row(arm: Arm, rank: int | None, goal: str) -> tuple[Value, ...]:
     return (
         rank, arm.name, None if as_is is None else 1e3 * as_is,
         None if as_is is None or ratio is None else 1e3 * as_is * ratio, gain, low, high,
-        *([_time_change_text(arm)] if goal == "energy" else []), _memory_change_text(arm), drift, _pair_count_text(arm),
+        *([f"{100 * (arm.time_ratio - 1):+.1f}"] if goal == "energy" else []),
+        _memory_change_text(arm), drift, _pair_count_text(arm),
     )  # fmt: skip
-
-
-def _time_change_text(arm: Arm) -> str | None:
-    change = 100 * (arm.time_ratio - 1)
-    return None if math.isnan(change) else f"{change:+.1f}"
 
 
 def gains(arm: Arm) -> tuple[float | None, float | None, float | None]:
@@ -135,7 +132,8 @@ def _median(values: Sequence[float]) -> float | None:
 def _legend(helps: Sequence[Arm], ranks: Mapping[str, int], goal: str) -> str:
     tied = len(set(ranks.values())) < len(helps)
     same = " Changes of one rank are a tie: their difference may be chance." if tied else ""
-    return f"Gain: less {_quantity(goal)} a step, with its 95 % CI.{same}"
+    time = "; time %: step time against as is" if goal == "energy" else ""
+    return f"Gain: less {_quantity(goal)} a step, with its 95 % CI{time}.{same}"
 
 
 def _final_table(final: Arm | None, goal: str) -> list[ResultTable]:
@@ -200,7 +198,7 @@ def _verdict(arm: Arm, goal: str) -> str:
         return worse
     if low > 1 and ratio > 1 + 2 * LEAST_GAIN:
         return f"likely {worse}, not certain"
-    if high < 1 and ratio < 1 - LEAST_GAIN:
+    if high < 1 and ratio < 1 - LEAST_GAIN and len(arm.pairs) > 2:
         return _LIKELY
     if math.isnan(high) or (high - low > 0.1 and len(arm.pairs) < MOST_PAIRS):
         return _CANNOT_TELL
@@ -318,10 +316,10 @@ def _notes(tuning: Tuning) -> list[str]:
     facts = tuning.facts
     notes = []
     if aside := tuning.quiet.set_aside:
-        counted = "was not counted" if aside == 1 else "were not counted"
-        notes.append(f"{plural(aside, 'pair')} beside more other load than the rest {counted}, and made again.")
+        repeated = "was discarded and repeated" if aside == 1 else "were discarded and repeated"
+        notes.append(f"{plural(aside, 'pair')} with more background load than the others {repeated}.")
     if tuning.ended_by:
-        notes.append(f"It ended before its time, since the training could not be started again: {tuning.ended_by}.")
+        notes.append(f"It ended before its time: {tuning.ended_by}.")
     if (restarting_s := sum(tuning.restarts_s)) > _LONG_RESTARTING * tuning.rules.seconds:
         notes.append(
             f"The script ended and was started again {plural(len(tuning.restarts_s), 'time')}, which took "
@@ -358,9 +356,22 @@ def _notes(tuning: Tuning) -> list[str]:
             "lie: its CI allows for 2.5 % in the median, and more than 10 % of a few."
         )
     notes.append("Gains are of this training on this device, with this batch size and load.")
-    energy = "Energy was not measured: --for energy does that, in longer blocks."
-    notes.append(energy if tuning.power is None else tuning.power.note)
+    notes += ["Energy was not measured: --for energy does that, in longer blocks."] if tuning.power is None else [
+        *_as_is_text(tuning), tuning.power.note,
+    ]  # fmt: skip
     return notes
+
+
+def _as_is_text(tuning: Tuning) -> list[str]:
+    """Return what a step takes as it is, over all pairs in which power was read."""
+    arms = [arm for arm in tuning.arms.values() if len(arm.changes) == 1 or arm.name == FINAL]
+    seconds, watts = ([value for arm in arms for value in getattr(arm, name)] for name in ("as_is_s", "as_is_w"))
+    if not watts:
+        return []
+    joules = [1e3 * length * power for length, power in zip(seconds, watts, strict=True)]
+    takes = f"{number(statistics.median(joules))} mJ [{number(min(joules))} to {number(max(joules))} in its blocks]"
+    return [f"As it is, a step takes {takes}: {number(1e3 * statistics.median(seconds))} ms at "
+            f"{number(statistics.median(watts))} W."]  # fmt: skip
 
 
 def _result_frames(measured: Sequence[Arm], final: Arm | None, helps: Sequence[Arm]) -> dict[str, pl.DataFrame]:

@@ -119,8 +119,9 @@ class PowerMeter(Protocol):
     """
 
     block_s: float
-    note: str
 
+    @property
+    def note(self) -> str: ...
     def watts(self, t0_ns: int, t1_ns: int) -> float | None: ...
 
 
@@ -205,6 +206,17 @@ class Arm:
         before = saving(self) if self.memory_bytes and self.as_is_bytes else math.inf
         if changed and as_is and 1 - changed / as_is < before:
             self.memory_bytes, self.as_is_bytes = changed, as_is
+
+    def drop_blocks_below(self, least_ns: float) -> None:
+        """Drop the pairs with a block that took less: too short for a sensor that turned out to be slow."""
+        lists = (self.pairs, self.as_is_s, self.changed_s, self.as_is_w, self.changed_w, self.blocks_ns, self.fastest)
+        short = [number for number, (begin, end, other, last, *_) in enumerate(self.blocks_ns)
+                 if min(end - begin, last - other) < least_ns]  # fmt: skip
+        for number in reversed(short):
+            for entries in lists:
+                del entries[number]
+        if short and not self.pairs:
+            self.status, self.reason = "not tried", "its blocks were too short for the sensor"
 
     def slower_by(self, ratio: float) -> bool:
         """Return whether it was slower by this in each pair, by typical steps and by the fastest as well.
