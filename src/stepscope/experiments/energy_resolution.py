@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import StepscopeError
+from stepscope.errors import RunError, StepscopeError, UsageError
 from stepscope.files import read_json_object
 from stepscope.record.meters import parse_meters
 from stepscope.record.settings import Metering
@@ -181,7 +181,11 @@ def parse_metering(
     if power_model is not None and "=" not in power_model and power_model.strip():
         from stepscope.analysis.energy.learned_power import learn_power_model
 
-        named = [find_run(name.strip()) for name in power_model.split(",") if name.strip()]
+        try:
+            named = [find_run(name.strip()) for name in power_model.split(",") if name.strip()]
+        except RunError as error:
+            hint = "--power-model cpu=2W..15W, or the folders of runs with a meter: runs/a,runs/b,runs/c"
+            raise UsageError(f"--power-model {power_model}: neither a model nor runs ({error})", hint) from error
         power_model = str(learn_power_model(named))
     elif power_model is not None:
         from stepscope.analysis.energy.power_model import parse_power_model

@@ -58,8 +58,8 @@ def _limit(path: Path, least: Path, available: Path | None = None) -> dict[str, 
     lowest, listed = _whole_number(least) or 0, [] if available is None else _whole_numbers(available)
     values = {}
     for share in SHARES:
-        wanted = now * share // 100
-        value = max((other for other in listed if other <= wanted), default=0) if listed else wanted
+        target = now * share // 100
+        value = max((other for other in listed if other <= target), default=0) if listed else target
         if lowest <= value < now and value:
             values[str(share)] = str(value)
     return {"path": str(path), "now": str(now), "values": values, "writable": os.access(path, os.W_OK)}
@@ -90,7 +90,7 @@ def _whole_number(path: Path) -> int | None:
 
 
 class DeviceSettings:
-    """What can be changed of the device, and the process that does it where that is allowed; a context manager."""
+    """Settings of the device that can be changed, and the process that does it, where allowed; a context manager."""
 
     def __init__(self, root: str | None = None, *, allowed: bool = False) -> None:
         self.found, self.allowed = settings_found(Path(root or "/")), allowed
