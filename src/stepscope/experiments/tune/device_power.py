@@ -180,7 +180,9 @@ class DevicePower:
         if failed:
             raise UsageError(f"--for energy: {failed[0].get('detail')}", failed[0].get("remedy") or _HINT)
         implausible = f"{', '.join(ids)} gives no reading that can be true: W, above 0 and below 5,000" if ids else ""
-        raise UsageError(f"--for energy: {readings[1] or implausible or 'nothing measures the power of this device'}", _HINT)
+        raise UsageError(
+            f"--for energy: {readings[1] or implausible or 'nothing measures the power of this device'}", _HINT
+        )
 
     def _sources(self) -> tuple[list[PowerSource], str, bool]:
         """Return what adds up to the power of the device, what that covers (or why there is none), and if estimated."""
