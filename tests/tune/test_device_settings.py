@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +17,7 @@ from tests.patience import until
 from tests.tune.fake_training import FakePlace, FakePower, FakeTraining
 
 from stepscope.errors import UsageError
+from stepscope.experiments.tune import device_settings
 from stepscope.experiments.tune.changes import Change, all_changes, select_changes
 from stepscope.experiments.tune.device_settings import DeviceSettings, settings_found
 
@@ -151,3 +154,18 @@ def test_the_device_is_changed_for_the_changed_block_alone_and_the_training_is_t
     assert tuned.arms["cpu-clock=50%"].interval()[0] == pytest.approx(0.4, rel=0.02)
     assert tuned.best() is not None
     assert _clock(board).read_text().strip() == "2000000"
+
+
+@pytest.mark.parametrize(("taken", "refused"), [("790000", False), ("400000", True)])
+def test_a_number_that_the_kernel_rounds_is_taken_and_another_one_is_not(
+    board: Path, taken: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: str) -> str:
+        text = Path(path).read_text().strip()
+        return taken if text == "800000" else text
+
+    monkeypatch.setattr(device_settings, "_text", read)
+    answers = io.StringIO()
+    device_settings.obey(io.StringIO(json.dumps({"set": {str(_clock(board)): "800000"}}) + "\n"), answers)
+    assert bool(json.loads(answers.getvalue())["failed"]) == refused
+    assert _clock(board).read_text() == "2000000"
