@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.patience import HANG_S
+from tests.patience import HANG_S, until
 from tests.tune.fake_training import FACTS, FakeTraining
 
 from stepscope import workloads
@@ -306,3 +306,21 @@ def test_the_configuration_is_written_also_where_nobody_reads_the_answer(
     with pytest.raises(BrokenPipeError):
         tune_command._tune(TuneRequest(target="lenet"), tmp_path / "best.toml", tmp_path / "study")
     assert "fused" in (tmp_path / "best.toml").read_text(encoding="utf-8")
+
+
+def test_what_takes_seconds_before_the_first_step_is_said_and_what_takes_none_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tune_api._line_if_long("calling quick:training"):
+        pass
+    monkeypatch.setattr(tune_api, "_LONG_S", 0.0)
+    with tune_api._line_if_long("calling mine:training"):
+        lines = ""
+
+        def is_said() -> bool:
+            nonlocal lines
+            lines += capsys.readouterr().err
+            return "mine" in lines
+
+        until(is_said)
+    assert lines == "calling mine:training ...\n"

@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -87,7 +88,8 @@ def run_tune_request(request: TuneRequest, folder: Path, progress: bool) -> tupl
     elif request.of_a_script and not Path(request.target).is_file():
         raise script_not_found_error(request.target)
     if request.of_a_function:
-        refuse_no_function(request.target)
+        with _line_if_long(f"calling {request.target}: it returns the parts of a training, and does not train itself"):
+            refuse_no_function(request.target)
     elif not request.of_a_script:
         workloads.refuse_unknown(request.target)
     if request.what_if is not None:
@@ -323,6 +325,21 @@ def _tune_step(
     if tuning.interrupted:
         raise KeyboardInterrupt
     return findings
+
+
+_LONG_S = 5.0  # without a line, that people take for a process that hangs
+
+
+@contextmanager
+def _line_if_long(text: str) -> Iterator[None]:
+    """Say on stderr what is being done, if it takes seconds."""
+    line = threading.Timer(_LONG_S, sys.stderr.write, [f"{text} ...\n"])
+    line.daemon = True
+    line.start()
+    try:
+        yield
+    finally:
+        line.cancel()
 
 
 @contextmanager
