@@ -86,7 +86,7 @@ class FakePower:
 
     def __init__(self, training: FakeTraining, ratios: Mapping[str, float], unread: Sequence[int] = ()) -> None:
         self.training, self.ratios, self.unread = training, ratios, unread
-        self.block_s, self.note = 2.0, "Energy is of a plant."
+        self.block_s, self.note, self.estimated = 2.0, "Energy is of a plant.", False
         self.spans: list[tuple[int, int]] = []
         self.random = random.Random(2)
 

@@ -53,6 +53,15 @@ def test_the_answer_is_in_joules_and_states_the_time_beside_it() -> None:
     assert "Gain: less energy a step" in (found.tables[0].note or "")
 
 
+def test_energy_that_was_estimated_never_has_the_name_of_what_was_measured() -> None:
+    training = FakeTraining({"fused": 0.8})
+    training.power = FakePower(training, {})
+    training.power.estimated = True
+    found = judge(training.tuning(goal="energy", only=("fused",)), "t")
+    assert "less estimated energy" in found.answer
+    assert "less estimated energy a step" in (found.tables[0].note or "")
+
+
 def test_a_faster_change_that_takes_more_energy_is_named_so() -> None:
     found = judge(_tuning({"fused": 0.8}, {"fused": 1.5}, only=("fused",)), "t")
     verdicts = {row[0]: row[4] for table in found.tables if table.name == "no-gain" for row in table.rows}

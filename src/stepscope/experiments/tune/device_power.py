@@ -79,13 +79,13 @@ class DevicePower:
             shutil.rmtree(self._writer.path, ignore_errors=True)
             raise
         self._take_pace(sources)
-        self._covers, self._model = covers or "the whole device", metering.power_model if is_estimated else None
+        self._covers, self._model, self.estimated = covers or "the whole device", metering.power_model, is_estimated
         self._names = ", ".join(source.id for source in sources)
 
     @property
     def note(self) -> str:
         """Return what the power is of, and how it is read."""
-        if self._model is not None:
+        if self.estimated:
             return (
                 f"Energy is estimated from utilisation by --power-model {self._model}, not measured: that one "
                 "instruction takes more power than another is not seen."

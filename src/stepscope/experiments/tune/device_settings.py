@@ -178,10 +178,10 @@ def _text(path: str) -> str:
 def _write(path: str, value: str) -> None:
     """Write a value; ValueError where the kernel took another one: of a number it may take the nearest that it has."""
     Path(path).write_text(value, encoding="ascii")
-    taken = _text(path)
-    near = value.isdecimal() and taken.isdecimal() and abs(int(taken) - int(value)) <= _NEAR * int(value)
-    if taken != value and not near:
-        raise ValueError(f"{path} reads {taken} after {value} was written")
+    read_back = _text(path)
+    near = value.isdecimal() and read_back.isdecimal() and abs(int(read_back) - int(value)) <= _NEAR * int(value)
+    if read_back != value and not near:
+        raise ValueError(f"{path} reads {read_back} after {value} was written")
 
 
 def main() -> None:

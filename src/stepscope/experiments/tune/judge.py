@@ -52,12 +52,12 @@ def judge(tuning: Tuning, title: str) -> Findings:
     ranks = {arm.name: index for index, arm in enumerate(helps, 1)} if memory else tie_groups(helps)
     helps.sort(key=lambda arm: ranks[arm.name])
     final = arms.get(FINAL)
-    goal = tuning.rules.goal
+    goal, legend = tuning.rules.goal, _legend(helps, ranks, _quantity(tuning))
     rows = [_result_row(arm, ranks[arm.name], goal) for arm in helps]
     untried = [(arm.name, changes[arm.name].title if arm.name in changes else "", arm.reason) for arm in arms.values()
                if arm.status != "measured" and arm.name != FINAL]  # fmt: skip
     tables = [
-        ResultTable("helps", "What helps", _columns(goal), tuple(rows), _legend(helps, ranks, goal), _meanings(goal)),
+        ResultTable("helps", "What helps", _columns(goal), tuple(rows), legend, _meanings(goal)),
         *_final_table(final, goal),
         *_code_tables(best, [arm for arm in tuning.winners() if arm is not refuted], changes),
         _useless_table([arm for arm in measured if arm not in helps], refuted, tuning),
@@ -73,9 +73,9 @@ def judge(tuning: Tuning, title: str) -> Findings:
     )
 
 
-def _quantity(goal: str) -> str:
+def _quantity(tuning: Tuning) -> str:
     """What pairs are compared by."""
-    return "energy" if goal == "energy" else "time"
+    return "time" if tuning.power is None else "estimated energy" if tuning.power.estimated else "energy"
 
 
 def _meanings(goal: str) -> Mapping[str, str]:
@@ -129,11 +129,11 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median_high(values) if values else None
 
 
-def _legend(helps: Sequence[Arm], ranks: Mapping[str, int], goal: str) -> str:
+def _legend(helps: Sequence[Arm], ranks: Mapping[str, int], quantity: str) -> str:
     tied = len(set(ranks.values())) < len(helps)
     same = " Changes of one rank are a tie: their difference may be chance." if tied else ""
-    time = "; time %: step time against as is" if goal == "energy" else ""
-    return f"Gain: less {_quantity(goal)} a step, with its 95 % CI{time}.{same}"
+    time = "" if quantity == "time" else "; time %: step time against as is"
+    return f"Gain: less {quantity} a step, with its 95 % CI{time}.{same}"
 
 
 def _final_table(final: Arm | None, goal: str) -> list[ResultTable]:
@@ -222,13 +222,13 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
     as_is = _median(arm.as_is)
     assert gain is not None
     assert as_is is not None
-    unit, quantity = ("mJ" if tuning.rules.goal == "energy" else "ms"), _quantity(tuning.rules.goal)
+    unit, quantity = "ms" if tuning.power is None else "mJ", _quantity(tuning)
     step = f"{number(1e3 * as_is * (1 - gain / 100))} {unit} per step instead of {number(1e3 * as_is)} {unit}"
     ends = (low, high) if gain >= 0 else (-(high or 0.0), -(low or 0.0))
     bounds = "" if low is None or high is None else f" [{ends[0]:.1f}, {ends[1]:.1f}]"
     less = "less" if gain >= 0 else "more"
     text = f"{best.name}: {step}, {abs(gain):.1f} %{bounds} {less} {quantity}"
-    if quantity == "energy":
+    if tuning.power is not None:
         text += f", {abs(100 * (arm.time_ratio - 1)):.1f} % {'less' if arm.time_ratio < 1 else 'more'} time"
     anew = "measured again at the end"
     if tuning.rules.goal == "memory" and best.memory_bytes and best.as_is_bytes:
@@ -279,7 +279,7 @@ def _rounding_text(tuning: Tuning) -> str:
     texts = []
     for arm in unknown:
         gain, low, high = gains(arm)
-        texts.append(f"{arm.name} takes {gain:.1f} % [{low:.1f}, {high:.1f}] less {_quantity(tuning.rules.goal)}")
+        texts.append(f"{arm.name} takes {gain:.1f} % [{low:.1f}, {high:.1f}] less {_quantity(tuning)}")
     if not texts:
         return ""
     rounds = "rounds numbers" if len(texts) == 1 else "round numbers"
@@ -297,7 +297,7 @@ def _refuted_answer(chosen: Arm, final: Arm, tuning: Tuning) -> str:
         return f"{chosen.name} won the search and took {more:.1f} % more memory in the check at the end: {_LEAVE}."
     gain, low, high = gains(final)
     bounds = "" if low is None or high is None else f" [{-high:.1f}, {-low:.1f}]"
-    cost = f"{-(gain or 0.0):.1f} %{bounds} more {_quantity(tuning.rules.goal)}"
+    cost = f"{-(gain or 0.0):.1f} %{bounds} more {_quantity(tuning)}"
     text = f"{chosen.name} won the search and took {cost} in the check at the end"
     unsure = "" if _surely_refuted(tuning) else ", which does not confirm a gain and excludes none"
     return f"{text}{unsure}: {_LEAVE}."

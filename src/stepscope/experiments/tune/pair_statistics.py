@@ -115,10 +115,11 @@ class TunableTraining(Protocol):
 class PowerMeter(Protocol):
     """Power of the whole device: `watts` between two times, None where too little was read.
 
-    block_s: that a block needs, s. note: what the power is of.
+    block_s: that a block needs, s. estimated: it follows from a power model. note: what the power is of.
     """
 
     block_s: float
+    estimated: bool
 
     @property
     def note(self) -> str: ...
