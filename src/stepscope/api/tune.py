@@ -252,7 +252,10 @@ def _write_findings(findings: Findings, request: TuneRequest, study_folder: Any,
 def _charts(findings: Findings) -> Charts:
     from stepscope.report.charts.comparison import tuning_charts
 
-    return tuning_charts(findings.frames, "energy" if findings.settings.get("for_") == "energy" else "time")
+    if findings.settings.get("for_") != "energy":
+        return tuning_charts(findings.frames)
+    is_estimated = any("estimated energy" in table.note for table in findings.tables)
+    return tuning_charts(findings.frames, "estimated energy" if is_estimated else "energy")
 
 
 def _targets(model: Any, optimizer: Any) -> Any:

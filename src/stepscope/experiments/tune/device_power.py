@@ -87,8 +87,8 @@ class DevicePower:
         """Return what the power is of, and how it is read."""
         if self.estimated:
             return (
-                f"Energy is estimated from utilisation by --power-model {self._model}, not measured: that one "
-                "instruction takes more power than another is not seen."
+                f"Energy is estimated from utilisation ({self._model}), not measured: that one instruction takes more "
+                "power than another is not seen."
             )
         return (
             f"Energy covers {self._covers}, idle power included; it is read from {self._names} in blocks of "
