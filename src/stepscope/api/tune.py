@@ -254,7 +254,7 @@ def _charts(findings: Findings) -> Charts:
 
     if findings.settings.get("for_") != "energy":
         return tuning_charts(findings.frames)
-    is_estimated = any("estimated energy" in table.note for table in findings.tables)
+    is_estimated = any(note.startswith("Energy is estimated") for note in findings.notes)
     return tuning_charts(findings.frames, "estimated energy" if is_estimated else "energy")
 
 
