@@ -78,7 +78,8 @@ def test_lower_clocks_are_tried_for_energy_alone_and_the_governor_for_time_as_we
     assert {"cpu-clock=50%", "power-limit=75%", "governor=performance"} <= names["energy"]
     assert "governor=performance" in names["time"]
     assert not any(
-        name.startswith(("cpu-clock", "gpu-clock", "power-limit")) for name in names["time"] | names["memory"]
+        name.startswith(("cpu-clock", "gpu-clock", "power-limit", "gpu-power-limit"))
+        for name in names["time"] | names["memory"]
     )
 
 
@@ -114,6 +115,57 @@ with DeviceSettings(), DeviceSettings().changed({{{str(_clock(board))!r}: "80000
         assert _clock(board).read_text() == "800000"
         os.kill(process.pid, signal.SIGKILL)
     until(lambda: _clock(board).read_text() == "2000000")
+
+
+@pytest.fixture
+def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that holds the limit of a card, W, and an `nvidia-smi` that reads and writes it."""
+    limit = tmp_path / "limit"
+    limit.write_text("250.00")
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(f"""#!/bin/sh
+case "$*" in
+    "--query-gpu=index,power.limit,power.min_limit "*) echo "0, $(cat {limit}), 150.00" ;;
+    "-i 0 --query-gpu=power.limit "*) cat {limit} ;;
+    "-i 0 -pl 4"*) echo "Provided power limit is not a valid power limit"; exit 2 ;;
+    "-i 0 -pl "*) printf '%s.00' "${{4%.*}}" > {limit} ;;
+    *) exit 6 ;;
+esac
+""")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    return limit
+
+
+def test_the_power_limit_of_a_card_is_set_within_its_bounds_and_put_back(card: Path, tmp_path: Path) -> None:
+    found = settings_found(tmp_path, asks_driver=True)
+    known = all_changes({"device_settings": found, "apply_power": True, "gpu": "a card"})
+    assert known["gpu-power-limit=50%"].refused == "nothing lower can be chosen"
+    change = known["gpu-power-limit=75%"]
+    assert change.refused == ""
+    assert change.code == "sudo nvidia-smi -i 0 -pl 187"
+    with DeviceSettings(str(tmp_path), allowed=True) as device, device.changed(change.writes):
+        assert card.read_text() == "187.00"
+    assert card.read_text() == "250.00"
+
+
+def test_what_the_driver_refuses_is_told_in_its_words(card: Path) -> None:
+    with (
+        DeviceSettings(allowed=True) as device,
+        pytest.raises(UsageError, match="not a valid power limit"),
+        device.changed({"nvidia-smi -i 0": "400"}),
+    ):
+        pytest.fail("nothing may run with it")
+    assert card.read_text() == "250.00"
+
+
+def test_without_a_card_or_without_permission_no_driver_is_asked(card: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin/nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    assert settings_found(tmp_path, asks_driver=True)["gpu-power-limit"] == []
+    assert "--apply-power" in all_changes({"gpu": "a card"})["gpu-power-limit=75%"].refused
+    assert "states no power limit" in all_changes({})["gpu-power-limit=75%"].refused
 
 
 class _Looking(FakeTraining):

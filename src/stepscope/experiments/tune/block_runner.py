@@ -74,6 +74,7 @@ class BlockRunner:
         self._seen = self._observe()
         if not targets.called:
             targets.called = tuple(self._seen.called_modules.values())
+        targets.evaluated = targets.evaluated or self._seen.evaluated_modules
 
     def facts(self) -> dict[str, Any]:
         """Return what says which changes apply, and how long a step takes, s."""

@@ -30,10 +30,11 @@ _FACTS = {
     **dict.fromkeys(("device", "gpu", "matmul_precision", "cpu_capability", "tcmalloc", "jemalloc", "compiler"), str),
     **dict.fromkeys(("cores", "physical_cores", "interop_threads"), IntegerRange(1, 4096)),
     "threads": IntegerRange(0, 4096),
-    **dict.fromkeys(("conv2d", "calls", "blocks", "batch", "parameters"), _COUNT),
+    **dict.fromkeys(("conv2d", "calls", "calls_without_gradients", "blocks", "batch", "parameters"), _COUNT),
+    "first_learning_blocks": {...: str},
     "large_cores": [IntegerRange(0, 4096)],
     **dict.fromkeys(("channels_last", "autocast", "compiled", "zeroes_gradients", "flushes_denormals"), bool),
-    **dict.fromkeys(("glibc", "tcmalloc_in_use", "divisible", "losses_known", "float64"), bool),
+    **dict.fromkeys(("glibc", "tcmalloc_in_use", "divisible", "losses_known", "float64", "half_precision"), bool),
     **dict.fromkeys(("step_s", "data_share", "prepared_s"), float),
     "loader": Fields({"workers": _COUNT, "stream": bool}, ("workers",)),
     "optimizers": [Fields({"kind": str, "fused": bool, "foreach": bool}, ("kind", "fused", "foreach"))],
@@ -229,7 +230,8 @@ def _changed_step(plain: Training, changes: Sequence[Change]) -> Callable[[Train
             return loss
         with observe_training() as observer:
             loss = plain.step(batch)
-        targets.append(Targets((plain.model,), plain.optimizers, tuple(observer.called_modules.values())))
+        called = tuple(observer.called_modules.values())
+        targets.append(Targets((plain.model,), plain.optimizers, called, observer.evaluated_modules))
         _kept.enter_context(changes_applied(changes, targets[0]))
         return loss
 
@@ -267,7 +269,8 @@ def apply_changes_in_script(changes: Sequence[Change]) -> None:
                 self.made = True
                 routes.remove()
                 models = tuple(self.called_modules.values())
-                _kept.enter_context(changes_applied(later, Targets(models, tuple(self.optimizers.values()), models)))
+                targets = Targets(models, tuple(self.optimizers.values()), models, self.evaluated_modules)
+                _kept.enter_context(changes_applied(later, targets))
 
     def failed(error: BaseException) -> None:
         sys.stderr.write(f"stepscope: the configuration could not be used: {type(error).__name__}: {error}\n")

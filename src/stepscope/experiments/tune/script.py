@@ -186,6 +186,7 @@ class _Loop:
         allow_compilations()
         targets.called = targets.models = tuple(observer.called_modules.values())
         targets.optimizers = tuple(observer.optimizers.values())
+        targets.evaluated = observer.evaluated_modules
         if self._steps == _WARMUP:
             compiling = [change for change in changes_at_start(self._orders) if change.group == "compile"]
             self._at_start.enter_context(changes_applied(compiling, targets))

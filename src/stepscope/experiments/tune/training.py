@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,21 @@ from stepscope.record.steps import StepFinder
 from stepscope.record.torch_hooks import TorchHooks
 
 TIMED = ("cpu", "cuda")  # devices whose work is waited for at the end of a block
+_HALF = {"avx512_fp16", "amx_fp16", "asimdhp"}  # instructions of x86 and of ARM that compute in fp16
 _RELEVANT = ("MALLOC_", "GLIBC_TUNABLES", "OMP_", "ONEDNN_", "ATEN_CPU_CAPABILITY", "LD_PRELOAD", "PYTORCH_")
 
 
 @dataclass
 class Targets:
-    """Models and optimizers that changes act on. called: the modules that the training calls; parts: of a batch."""
+    """Models and optimizers that changes act on. called: the modules that the training calls; parts: of a batch.
+
+    evaluated: modules that it calls without gradients alone, such as a teacher.
+    """
 
     models: tuple[nn.Module, ...]
     optimizers: tuple[Optimizer, ...]
     called: tuple[nn.Module, ...] = ()
+    evaluated: tuple[nn.Module, ...] = ()
     parts: int = 1
 
     def tensors(self) -> Iterator[torch.Tensor]:
@@ -54,6 +59,7 @@ class Observer:
     """A listener to the routes of a training: the modules that it calls with gradients, and how it goes about it."""
 
     called_modules: dict[int, nn.Module] = field(default_factory=dict)
+    modules_without_gradients: dict[int, nn.Module] = field(default_factory=dict)
     optimizers: dict[int, Optimizer] = field(default_factory=dict)
     autocast: bool = False
     zeroes_gradients: bool = False
@@ -67,6 +73,14 @@ class Observer:
             self.called_modules.setdefault(id(module), module)
             self.autocast = self.autocast or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
             self.compiled_model = self.compiled_model or "_orig_mod" in vars(module).get("_modules", {})
+        elif not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+            self.modules_without_gradients.setdefault(id(module), module)
+
+    @property
+    def evaluated_modules(self) -> tuple[nn.Module, ...]:
+        """The modules that were called without gradients, and never with them."""
+        modules = self.modules_without_gradients.items()
+        return tuple(module for key, module in modules if key not in self.called_modules)
 
     def compiled(self, module: nn.Module) -> None:
         self.compiled_model = True
@@ -200,6 +214,7 @@ def facts_of(targets: Targets, observer: Observer, batch: int | None = None, div
         "conv2d": len(weights),
         "channels_last": bool(telling) and all(w.is_contiguous(memory_format=torch.channels_last) for w in telling),
         "calls": len(targets.called),
+        "calls_without_gradients": len(targets.evaluated),
         "autocast": observer.autocast,
         "compiled": observer.compiled_model,
         "zeroes_gradients": observer.zeroes_gradients,
@@ -210,11 +225,23 @@ def facts_of(targets: Targets, observer: Observer, batch: int | None = None, div
         ],
         "loader": observer.loader,
         "blocks": sum(len(repeated_blocks(model)) for model in targets.called),
+        "first_learning_blocks": first_learning_blocks(targets.called),
         "batch": batch or 0,
         "divisible": divisible,
         "parameters": sum(parameter.numel() for parameter in parameters),
         "float64": any(parameter.dtype == torch.float64 for parameter in parameters),
     }
+
+
+def first_learning_blocks(models: Iterable[nn.Module]) -> dict[str, str]:
+    """Return the block from which on a model learns where its first half is frozen, or most; the first model's."""
+    from stepscope.footprint.transforms import repeated_blocks
+
+    for blocks in map(repeated_blocks, models):
+        names = {"half": len(blocks) // 2, "most": 3 * len(blocks) // 4}
+        if len(blocks) > 1:
+            return {name: blocks[index] for name, index in names.items() if len(blocks) > 3 or name == "half"}
+    return {}
 
 
 def refuse_untimed_device(device: torch.device) -> None:
@@ -246,6 +273,7 @@ def machine_facts() -> dict[str, Any]:
         "physical_cores": max(1, min(len(siblings), _allowed_core_count(len(cores)))),
         "large_cores": _fastest_cores(cores),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "half_precision": _has_half_precision(),
         "glibc": platform.libc_ver()[0] == "glibc",
         "tcmalloc": tcmalloc,
         "jemalloc": str(c_allocators.jemalloc_library() or "") or None,
@@ -262,6 +290,17 @@ def _allowed_core_count(cores: int) -> int:
         return max(1, min(cores, round(int(quota) / int(period))))
     except (OSError, ValueError):
         return cores
+
+
+def _has_half_precision() -> bool:
+    """Return whether this CPU computes in fp16; a GPU that PyTorch supports does."""
+    if torch.cuda.is_available():
+        return True
+    try:
+        listed = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return False
+    return not _HALF.isdisjoint(listed)
 
 
 def _fastest_cores(cores: list[int]) -> list[int]:

@@ -28,8 +28,10 @@ Switch = Callable[["Targets"], AbstractContextManager[None]]
 _CORES = os.cpu_count() or 1
 _UNKNOWN: Facts = {  # of a training that nobody has looked at, such as that of a configuration written by hand
     "device": "cpu", "gpu": "", "cores": _CORES, "physical_cores": _CORES, "large_cores": [], "threads": 0,
-    "conv2d": 1, "channels_last": False, "calls": 1, "autocast": False, "compiled": False, "zeroes_gradients": True,
+    "conv2d": 1, "channels_last": False, "calls": 1, "calls_without_gradients": 1,
+    "autocast": False, "compiled": False, "zeroes_gradients": True,
     "matmul_precision": "highest", "flushes_denormals": False, "optimizers": [], "blocks": 1, "loader": None,
+    "first_learning_blocks": {}, "half_precision": True,
     "batch": 0, "divisible": False, "cpu_capability": "", "glibc": True, "tcmalloc": None, "tcmalloc_in_use": False,
     "jemalloc": None, "interop_threads": 1,
     "compiler": "c++", "environment": {}, "device_settings": {}, "apply_power": False,
@@ -123,6 +125,53 @@ def remove_hooks_after(hooks: Iterable[Any]) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def calls_within(
+    modules: Iterable[Any],
+    mode_of: Callable[[Any], AbstractContextManager[Any] | None],
+    convert: Callable[[Any], Any],
+) -> Iterator[None]:
+    """Calls of modules run within a mode of torch, None for as they are; the tensors that they return are converted."""
+    modes: list[AbstractContextManager[Any] | None] = []
+
+    def begin(module: Any, _args: object) -> None:
+        modes.append(mode_of(module))
+        if modes[-1] is not None:
+            modes[-1].__enter__()
+
+    def end(_module: object, _args: object, output: Any) -> Any:
+        mode = modes.pop() if modes else None
+        if mode is None:
+            return output
+        mode.__exit__(None, None, None)
+        return _map_tensors(output, convert)
+
+    hooks: list[Any] = []
+    for module in modules:
+        hooks += [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
+    try:
+        with remove_hooks_after(hooks):
+            yield
+    finally:
+        for mode in reversed(modes):
+            if mode is not None:
+                mode.__exit__(None, None, None)
+
+
+def _map_tensors(output: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return an output with converted tensors, in tuples, lists and dictionaries as well; the last are the same."""
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        return convert(output)
+    if type(output) in (tuple, list):
+        return type(output)(_map_tensors(value, convert) for value in output)
+    if isinstance(output, dict):
+        for name, value in output.items():
+            output[name] = _map_tensors(value, convert)
+    return output
 
 
 @contextlib.contextmanager

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stepscope.experiments.tune.changes import Change, Facts
-from stepscope.experiments.tune.device_settings import SHARES
+from stepscope.experiments.tune.device_settings import SHARES, command_line
 
+_NOT_ALLOWED = "it changes the whole device: --apply-power allows it"
 _GOVERNOR = "performance"
 _POLICIES = "/sys/devices/system/cpu/cpufreq/policy*"
 _KINDS = {  # what it is, what lacks where there is none, and where it would be
@@ -17,6 +18,7 @@ _KINDS = {  # what it is, what lacks where there is none, and where it would be
                   "/sys/class/devfreq/*/max_freq"),
     "power-limit": ("power limit", "no power limit is found here (RAPL, amdgpu)",
                     "/sys/class/powercap/intel-rapl:0/constraint_0_power_limit_uw"),
+    "gpu-power-limit": ("power limit of the NVIDIA card", "nvidia-smi states no power limit here", "nvidia-smi -i 0"),
 }  # fmt: skip
 
 
@@ -28,9 +30,11 @@ def changes(facts: Facts) -> Iterator[Change]:
             rows = settings.get(kind, [])
             writes = _writes(rows, str(share))
             refused = lack if not rows else "nothing lower can be chosen" if not writes else _refusal(rows, allowed)
+            if kind == "gpu-power-limit" and not rows:  # whose driver is only asked where it may be changed
+                refused = _NOT_ALLOWED if facts["gpu"] and not allowed else lack
             yield Change(
                 f"{kind}={share}%", f"{title} limited to {share} % of the limit now", kind,
-                _shell(writes or {path: f"{share} % of $(cat {path})"}),
+                _shell(writes or {path: f"{share} % of the limit"}),
                 goal="energy", refused=refused, writes=writes,
             )  # fmt: skip
     rows = settings.get("governor", [])
@@ -49,10 +53,10 @@ def _writes(rows: Sequence[Mapping[str, Any]], value: str) -> dict[str, str]:
 
 def _refusal(rows: Sequence[Mapping[str, Any]], allowed: bool) -> str:
     if not allowed:
-        return "it changes the whole device: --apply-power allows it"
+        return _NOT_ALLOWED
     return "" if all(row["writable"] for row in rows) else "only root may change it: sudo"
 
 
 def _shell(writes: Mapping[str, str]) -> str:
     """Return the lines that set these values until the next start of the device."""
-    return "\n".join(f"echo {value} | sudo tee {path}" for path, value in writes.items())
+    return "\n".join(command_line(path, value) for path, value in writes.items())

@@ -1,18 +1,21 @@
-"""Changes of what the model computes on: layout and precision of its tensors, how many of them are there at once."""
+"""Changes of the model: the layout of its tensors, how many are there at once, which parts learn and which record."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from stepscope.experiments.tune.changes import Change, Facts, Switch, remove_hooks_after
+from stepscope.experiments.tune.changes import Change, Facts, Switch, calls_within, remove_hooks_after
 
 if TYPE_CHECKING:
     import torch
 
     from stepscope.experiments.tune.training import Targets
+
+FROZEN = {"half": "half", "most": "three quarters"}  # names of shares of the blocks, as they are told
 
 # Memory layout of pictures and of the weights of convolutions.
 
@@ -82,115 +85,6 @@ def _tensors_of_four_dims(targets: Targets) -> Iterator[torch.Tensor]:
                 yield tensor.grad
 
 
-# The arithmetic: bfloat16 under autocast, products of float32 in fewer bits, numbers near zero.
-
-_BF16 = "8 bits of mantissa in forward and backward: compare the loss of a whole training before you keep it"
-
-
-def _precision_changes(facts: Facts) -> Iterator[Change]:
-    device = str(facts["device"])
-    refusal = "the training uses autocast already" if facts["autocast"] else ""
-    unknown = "" if facts["calls"] else "no module of the training is called"
-    code = f'with torch.autocast("{device}", dtype=torch.bfloat16):\n    output = model(x)\n'
-    code += "loss = criterion(output.float(), y)"
-    yield Change(
-        "bf16", "autocast to bfloat16", "precision", code, _BF16, _autocast_switch(device),
-        refused=refusal or unknown, lossy=True,
-    )  # fmt: skip
-    lower = "medium" if device == "cpu" else "high"
-    least = "" if facts["matmul_precision"] == "highest" else f"the precision is {facts['matmul_precision']} already"
-    yield Change(
-        f"matmul={lower}", "float32 products in fewer bits", "matmul", f'torch.set_float32_matmul_precision("{lower}")',
-        "products are rounded: compare the loss of a whole training before you keep it", _matmul_precision(lower),
-        refused=least, lossy=True,
-    )  # fmt: skip
-    reason = "on the CPU only" if device != "cpu" else "they are flushed already" if facts["flushes_denormals"] else ""
-    yield Change(
-        "flush-denormals", "denormal numbers become zero", "denormals", "torch.set_flush_denormal(True)",
-        "numbers below 1e-38 become zero", _flush_denormals, refused=reason,
-    )  # fmt: skip
-
-
-def _autocast_switch(device: str) -> Switch:
-    @contextlib.contextmanager
-    def switch(targets: Targets) -> Iterator[None]:
-        """Autocast within the calls of the models; what they return is float32 again, so that any loss takes it.
-
-        It is that of the device of a model's parameters, which a study does not know beforehand.
-        """
-        import torch
-
-        opened: list[Any] = []
-
-        def begin(module: Any, _args: object) -> None:
-            kind = next((parameter.device.type for parameter in module.parameters()), device)
-            opened.append(torch.autocast(kind, dtype=torch.bfloat16))
-            opened[-1].__enter__()
-
-        def end(_module: object, _args: object, output: Any) -> Any:
-            if opened:
-                opened.pop().__exit__(None, None, None)
-            return _to_float32(output)
-
-        hooks: list[Any] = []
-        for model in targets.called:
-            hooks += [model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True)]
-        try:
-            with remove_hooks_after(hooks):
-                yield
-        finally:
-            while opened:
-                opened.pop().__exit__(None, None, None)
-
-    return switch
-
-
-def _to_float32(output: Any) -> Any:
-    """The output with float32 in place of bfloat16, in tuples, lists and dictionaries as well."""
-    import torch
-
-    if isinstance(output, torch.Tensor):
-        return output.float() if output.dtype == torch.bfloat16 else output
-    if type(output) in (tuple, list):
-        return type(output)(map(_to_float32, output))
-    if isinstance(output, dict):
-        for name, value in output.items():
-            output[name] = _to_float32(value)
-    return output
-
-
-def _matmul_precision(precision: str) -> Switch:
-    @contextlib.contextmanager
-    def switch(_: Targets) -> Iterator[None]:
-        import torch
-
-        before = torch.get_float32_matmul_precision()
-        owners: list[Any] = [
-            getattr(backend, "matmul", None) for backend in (torch.backends.cuda, torch.backends.mkldnn)
-        ]
-        own = [(owner, owner.fp32_precision) for owner in owners if hasattr(owner, "fp32_precision")]
-        torch.set_float32_matmul_precision(precision)
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
-            for owner, value in own:  # which the line before sets too, where it was left to a more general setting
-                owner.fp32_precision = value
-
-    return switch
-
-
-@contextlib.contextmanager
-def _flush_denormals(_: Targets) -> Iterator[None]:
-    import torch
-
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
-
-
 # Memory of a step: activations that are computed again, and a batch in parts whose gradients add up.
 
 
@@ -246,8 +140,67 @@ def _accumulation_switch(parts: int) -> Switch:
     return switch
 
 
+# Parts of the model that do not learn: frozen blocks, and modules that are called without gradients.
+
+
+def _freezing_changes(facts: Facts) -> Iterator[Change]:
+    """Yield half and three quarters of the blocks frozen, the first ones: what fine-tuning may do without."""
+    for name, share in FROZEN.items():
+        first = facts["first_learning_blocks"].get(name, "")
+        yield Change(
+            f"freeze={name}", f"the first {share} of the repeated blocks, and what precedes them, do not learn",
+            "freeze",
+            "for name, parameter in model.named_parameters():\n"
+            f'    if name.startswith("{first}."):\n        break\n    parameter.requires_grad_(False)',
+            "frozen layers stay as they are: for fine-tuning; `stepscope study partial` measures what that costs",
+            functools.partial(_freeze_up_to, first=first),
+            refused="" if first else "the model repeats too few blocks of layers", by_name=True,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _freeze_up_to(targets: Targets, first: str) -> Iterator[None]:
+    """Parameters before those of a block, in the order of the model's modules, have no gradient meanwhile."""
+    frozen: list[torch.nn.Parameter] = []
+    for model in targets.called:
+        named = list(model.named_parameters())
+        place = next((index for index, (name, _) in enumerate(named) if name.startswith(f"{first}.")), 0)
+        frozen += [parameter for _, parameter in named[:place] if parameter.requires_grad]
+    gradients = [parameter.grad for parameter in frozen]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+        parameter.grad = None  # else the optimizer would use it in every step
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(frozen, gradients, strict=True):
+            parameter.requires_grad_(True)
+            parameter.grad = gradient
+
+
+def _inference_change(facts: Facts) -> Change:
+    refused = "" if facts["calls_without_gradients"] else "every module that the steps call is called with gradients"
+    return Change(
+        "inference-mode", "modules that are only called without gradients run in inference mode", "evaluation",
+        "with torch.inference_mode():  # in place of torch.no_grad()\n    output = teacher(x)\noutput = output.clone()",
+        "", _call_in_inference_mode, refused=refused,
+    )  # fmt: skip
+
+
+def _call_in_inference_mode(targets: Targets) -> AbstractContextManager[None]:
+    """Calls without gradients record nothing; what they return is copied, so that autograd takes it."""
+    import torch
+
+    return calls_within(
+        targets.evaluated,
+        lambda _: None if torch.is_grad_enabled() else torch.inference_mode(),
+        lambda tensor: tensor.clone() if tensor.is_inference() else tensor,
+    )
+
+
 def changes(facts: Facts) -> Iterator[Change]:
-    """Yield the changes of layout, precision and memory."""
+    """Yield the changes of layout, memory, learning and recording."""
     yield from _layout_changes(facts)
-    yield from _precision_changes(facts)
     yield from _memory_changes(facts)
+    yield from _freezing_changes(facts)
+    yield _inference_change(facts)
