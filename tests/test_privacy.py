@@ -23,10 +23,11 @@ from tests.store.command_line import exit_code
 from tests.tune.fake_training import FakeTraining
 
 from stepscope import privacy, store
-from stepscope.api.tune import _answer
+from stepscope.api.tune import _write_pictures
 from stepscope.experiments.engine.child import main
 from stepscope.experiments.engine.folder import StudyFolder
 from stepscope.experiments.tune import TuneRequest
+from stepscope.experiments.tune.tuning_folder import measure_changes
 from stepscope.files import read_json
 from stepscope.liveness import start_time
 from stepscope.record.sampler.rows import EventLog
@@ -286,16 +287,17 @@ def test_no_file_of_an_experiment_has_the_secrets_of_a_script_s_arguments(tmp_pa
     request = TuneRequest.from_settings(
         {"target": "train.py", "arguments": ARGUMENTS, "minutes": 60.0, "only": ["channels_last"]}, "tune"
     )
-    folder = tmp_path / "tune"
+    folder, plain = tmp_path / "tune", FakeTraining({"channels_last": 0.8})
     for _ in range(2):  # the second goes on
-        findings, _ = _answer(request, FakeTraining({"channels_last": 0.8}).open_training, folder, False, apart=True)
+        findings, _ = measure_changes(request, plain.open_training, folder, lambda *_: None, apart=True)
+        _write_pictures(findings, folder)
     assert {"study.json", "findings.json", "page.html"} <= {path.name for path in folder.iterdir()}
     assert found_in(folder, SECRET) == []
     assert "--password '[redacted]'" in findings.command
     stored = json.loads((folder / "study.json").read_text())
     stored["settings"]["arguments"] = list(ARGUMENTS)  # as an earlier version wrote them
     (folder / "study.json").write_text(json.dumps(stored))
-    _answer(request, FakeTraining({"channels_last": 0.8}).open_training, folder, False, apart=True)
+    measure_changes(request, plain.open_training, folder, lambda *_: None, apart=True)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+TUNED = {
+    "answer": "fused: faster", "changes": ["fused"], "code": {"fused": "torch.optim.SGD(..., fused=True)"},
+    "checked": "yes", "wall_s": 61.0, "as_is_ms": 10.0, "step_ms": 7.5,
+    "gain_percent": 25.0, "gain_percent_low": 21.0, "gain_percent_high": 29.0,
+}  # fmt: skip
+
 
 def main() -> None:
     orders = json.loads(sys.argv[1])
@@ -19,6 +25,7 @@ def main() -> None:
         file.write(f"{Path(orders['out']).name}\n")
     ends: dict[str, tuple[str, str | None]] = {
         "ok": ("ok", None),
+        "tuned": ("ok", None),
         "disk": ("ok", None),
         "oom": ("oom", "RuntimeError: can't allocate memory"),
         "missing": ("not installed", "needs x (pip install 'stepscope[atari]')"),
@@ -31,6 +38,8 @@ def main() -> None:
         sys.exit("terminate called after throwing an instance of 'std::bad_alloc'")
     if name == "disk":
         sys.stdout.write("OSError: [Errno 28] No space left on device\n")
+    if name == "tuned" and orders["repeat"] == 0:
+        Path(orders["out"], "tune.json").write_text(json.dumps({"status": "ok", "reason": None, "result": TUNED}))
     if name not in ends:
         raise RuntimeError(f"nothing is known of {name}")
     status, reason = ends[name]

@@ -18,6 +18,7 @@ import polars as pl
 from stepscope.api.study import fleet_progress, sweep_progress
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
 from stepscope.experiments.suite import SuiteRun
+from stepscope.experiments.suite.best_changes import changes_table
 from stepscope.experiments.suite.plan import find_sweep
 from stepscope.experiments.suite.results import Results, read_results, runs_table
 from stepscope.experiments.suite.results import settings_table as table_of
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from stepscope.experiments.fleet.hosts import SchedulerAddress
     from stepscope.experiments.suite.results import Score
 
-__all__ = ["export", "listed", "page", "results", "run", "scores", "table"]
+__all__ = ["changes", "export", "listed", "page", "results", "run", "scores", "table"]
 
 
 def run(tier: str | SuiteRun | None = None, *, progress: bool = False, **settings: Any) -> Path:
@@ -36,7 +37,7 @@ def run(tier: str | SuiteRun | None = None, *, progress: bool = False, **setting
 
     tier: smoke (by default), paper-2019, paper-low-power, edge or all; or a request, `stepscope.requests.SuiteRun`.
     settings: its fields, which are the options of `stepscope suite run`: workloads, batch, optimizers, precisions,
-    threads, device, repeats, steps, seconds, interval, cooldown, memory, time_limit, seed, out; with a fleet also
+    threads, device, repeats, steps, seconds, interval, cooldown, memory, time_limit, tune, seed, out; with a fleet also
     boards, tls and wait. An amount is an SI number or a text: interval 0.02 or "2%", memory 8e9 or "8GB", time_limit
     900 or "15min"; cooldown is "45C" or "30s". resume=True: go on with the sweep in `out`, or the newest; nothing that
     has ended is run again. progress: on stderr. Raises UnknownName, UsageError, OutputNotWritable, FleetError;
@@ -100,6 +101,20 @@ def table(path: str | Path, runs: bool = False) -> pl.DataFrame:
             raise UsageError("the runs of a fleet are of its boards", f"for example {folder / 'boards'}")
         return fleet_results(FleetFolder(folder))
     return runs_table(read_results(folder)) if runs else table_of(read_results(folder))
+
+
+def changes(path: str | Path) -> pl.DataFrame:
+    """Of a sweep with `tune`: a row for each setting with what helps, its code, its gain, and why where none is known.
+
+    Columns: the setting, changes (names joined by " + ", "none", or null), as_is_ms, step_ms, gain_percent with _low
+    and _high (95 %), checked (yes, not confirmed, no), answer, code; of a fleet's sweep also board.
+    """
+    folder = find_sweep(Path(path))
+    if (folder / "fleet.json").exists():
+        from stepscope.experiments.fleet.scheduling import FleetFolder, fleet_changes
+
+        return fleet_changes(FleetFolder(folder))
+    return changes_table(read_results(folder))
 
 
 def scores(path: str | Path, against: str | None = None) -> list[Score]:
@@ -186,6 +201,7 @@ _RULES: dict[str, Callable[[Any], str]] = {
     "pause_s": lambda value: f"after a pause of {value:g} s",
     "memory_bytes": lambda value: f"with {bytes_(value)} of memory",
     "time_limit_s": lambda value: f"ended after {value:g} s",
+    "tune_s": lambda value: f"changes tried for {value:g} s on each setting",
 }
 
 
@@ -199,7 +215,10 @@ def write_page(results: Results, against: str | None, models: bool, out: Path) -
     facts = [("Sweep", results_heading(results)[0]), *(("", line) for line in results_heading(results)[1:])]
     score_sentences = [(score_line(result), result.parts) for result in result_scores(results, against)]
     figure_rows = published_figure_rows(results) if models else ()
-    return write_text(out, render(results.name, facts, frame, setting_notes(frame), score_sentences, figure_rows))
+    page = render(
+        results.name, facts, frame, setting_notes(frame), score_sentences, figure_rows, changes_table(results)
+    )
+    return write_text(out, page)
 
 
 def results_heading(results: Results) -> list[str]:
@@ -281,7 +300,8 @@ def write_export(results: Results, to: str, out: Path, runs: bool) -> Path:
         elif to == "parquet":
             frame.write_parquet(out)
         elif to == "markdown":
-            out.write_text(markdown(frame, results.name, results_heading(results)), encoding="utf-8")
+            text = markdown(frame, results.name, results_heading(results), changes_table(results))
+            out.write_text(text, encoding="utf-8")
         else:
             lines = mlperf_log_lines(results.runs, results.device, results.content["versions"])
             out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
-import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,19 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UnknownName, UsageError, script_not_found_error
 from stepscope.experiments.tune import TuneRequest
-from stepscope.privacy import redacted_texts
 
 if TYPE_CHECKING:
     from stepscope.analysis.results import Findings
-    from stepscope.experiments.tune.changes import Change
-    from stepscope.experiments.tune.device_power import DevicePower
     from stepscope.experiments.tune.experiment import Tuning
-    from stepscope.experiments.tune.pair_statistics import TunableTraining
+    from stepscope.experiments.tune.tuning_folder import ShowProgress
     from stepscope.experiments.tune.what_if import WhatIf
     from stepscope.report.study_results import Charts
 
 _FIXED = 8  # batches of a loop that are kept for the experiment
-ShowProgress = Callable[[str, float], None]
 
 
 def tune(
@@ -75,13 +69,12 @@ def tune(
 def run_tune_request(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, Tuning | WhatIf]:
     """Tune a workload or script in a folder, with findings.json, figures and page.html."""
     from stepscope import workloads
-    from stepscope.experiments.engine.sweep_points import training_file_digests
     from stepscope.experiments.sweeps.user_training import refuse_no_function
     from stepscope.experiments.tune.changes import refuse_unknown
-    from stepscope.experiments.tune.process import RestartingTraining
+    from stepscope.experiments.tune.tuning_folder import tune_in_folder
     from stepscope.record.processes.modules import module_to_run
 
-    orders = request.orders()
+    request.orders()
     refuse_unknown((*request.only, *request.not_))
     if request.module:
         module_to_run(request.target)
@@ -94,17 +87,9 @@ def run_tune_request(request: TuneRequest, folder: Path, progress: bool) -> tupl
         workloads.refuse_unknown(request.target)
     if request.what_if is not None:
         return what_if(request, folder, progress)
-    count = itertools.count()
-
-    def open_training(changes: Sequence[Change], facts: Mapping[str, Any]) -> TunableTraining:
-        environment = {name: value for change in changes for name, value in change.environment.items()}
-        log = folder / "runs" / f"{next(count)}.txt"
-        return RestartingTraining(
-            {**orders, "facts": dict(facts)}, log, environment, [change.name for change in changes]
-        )
-
-    sources = training_file_digests(request.target, request.module)
-    return _answer(request, open_training, folder, progress, apart=True, sources=sources)
+    with _progress(progress) as show_progress:
+        findings, tuning = tune_in_folder(request, folder, show_progress)
+    return _write_pictures(findings, folder), tuning
 
 
 def what_if(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, WhatIf]:
@@ -117,6 +102,7 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> tuple[Finding
     from stepscope.experiments.engine.sweep_points import training_file_digests
     from stepscope.experiments.tune.pair_statistics import ExperimentStore
     from stepscope.experiments.tune.process import RestartingTraining
+    from stepscope.experiments.tune.tuning_folder import store_findings
     from stepscope.experiments.tune.what_if import STUDY, WhatIf, judge_parts, parts_of, recorded_facts
 
     assert request.what_if is not None
@@ -135,7 +121,8 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> tuple[Finding
         experiment.run()
     why = "" if ceilings_of(run) else why_no_ceilings(run)
     findings = judge_parts(experiment, f"What {request.subject} would gain if", why)
-    return _write_findings(replace(findings, study=STUDY), request, study_folder, folder), experiment
+    findings = store_findings(replace(findings, study=STUDY), request, study_folder, folder)
+    return _write_pictures(findings, folder), experiment
 
 
 def _as_recorded(request: TuneRequest, meta: Mapping[str, Any]) -> TuneRequest:
@@ -166,85 +153,10 @@ def tune_path(request: TuneRequest, out: Path | None) -> Path:
     return out or Path("studies") / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{kind}-{name}"
 
 
-def _answer(
-    request: TuneRequest,
-    open_training: Callable[[Sequence[Change], Mapping[str, Any]], TunableTraining],
-    folder: Path,
-    progress: bool,
-    *,
-    apart: bool,
-    sources: Mapping[str, str] | None = None,
-) -> tuple[Findings, Tuning]:
-    from stepscope.experiments.engine.engine import measured_on
-    from stepscope.experiments.engine.folder import StudyFolder
-    from stepscope.experiments.tune.device_settings import DeviceSettings
-    from stepscope.experiments.tune.experiment import Tuning
-    from stepscope.experiments.tune.judge import judge
-    from stepscope.experiments.tune.pair_statistics import ExperimentStore, TuneRules
-
-    settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
-    study_folder = StudyFolder(folder, "tune", settings, sources, measured_on())
-    rules = TuneRules(60 * request.minutes, request.for_, request.only, request.not_)
-    with (
-        study_folder.locked(),
-        _device_power(request, folder) as power,
-        DeviceSettings(os.environ.get("STEPSCOPE_ROOT"), allowed=request.apply_power) as device,
-        _progress(progress) as show_progress,
-    ):
-        tuning = Tuning(
-            open_training,
-            rules,
-            ExperimentStore(study_folder.store_result, study_folder.results(), show_progress),
-            apart=apart,
-            power=power,
-            device=device,
-        )
-        tuning.run()
-    titles = {"time": "What makes {} faster", "energy": "What saves energy in {}", "memory": "Changes to {}"}
-    title = titles[request.for_].format(request.subject)
-    gpu = tuning.facts.get("gpu")
-    findings = replace(judge(tuning, title), study="tune", device=f"{gpu} (cuda)" if gpu else "")
-    return _write_findings(findings, request, study_folder, folder), tuning
-
-
-@contextmanager
-def _device_power(request: TuneRequest, folder: Path) -> Iterator[DevicePower | None]:
-    """The power of the device, where energy is to improve: read from the beginning to the end of the experiment."""
-    if request.for_ != "energy":
-        yield None
-        return
-    from stepscope.experiments.energy_resolution import parse_metering
-    from stepscope.experiments.tune.device_power import DevicePower
-
-    metering = parse_metering(request.plug, request.meter_command, request.power_model)
-    power = DevicePower(folder / "power", metering, os.environ.get("STEPSCOPE_ROOT"))
-    try:
-        power.refuse_short(60 * request.minutes)
-        yield power
-    finally:
-        power.close()
-
-
-def _write_findings(findings: Findings, request: TuneRequest, study_folder: Any, folder: Path) -> Findings:
-    """Return the findings with what they are of, once they, their figures and their page are written.
-
-    Of a workload that is its batch size as well, given or its own: what was measured holds for no other.
-    """
-    from stepscope.experiments.engine.engine import device_name, versions
+def _write_pictures(findings: Findings, folder: Path) -> Findings:
+    """Return the findings, once their figures and their page are written."""
     from stepscope.report.study_results import write_pictures
-    from stepscope.workloads import shipped_counts
 
-    if not (request.of_a_script or request.of_a_function) and request.batch is None:
-        about = shipped_counts().get("rows", {}).get(request.target, {})
-        request = replace(request, batch=about.get("default_batch"))
-    findings = replace(
-        findings,
-        settings=redacted_texts(request.to_dict()),
-        device=findings.device or device_name(),
-        versions=versions(),
-        command=request.command_line("stepscope", "tune", out=folder),
-    )
-    study_folder.store_findings(findings)
     write_pictures(findings, lambda: _charts(findings), folder, ("png", "svg", "pdf"))
     return findings
 
@@ -304,6 +216,7 @@ def _tune_step(
     from stepscope.experiments.tune.changes import refuse_unknown
     from stepscope.experiments.tune.loop_protection import recompiled_after
     from stepscope.experiments.tune.training_state import RandomNumbers
+    from stepscope.experiments.tune.tuning_folder import measure_changes
 
     setting_names = {"minutes", "for_", "only", "not_", "plug", "meter_command", "power_model", "apply_power"}
     unknown = [name for name in settings if name not in setting_names]
@@ -320,9 +233,11 @@ def _tune_step(
             bench = runner_for_loop(step, batches, targets, others, _FIXED)
             place, sources = LocalTraining(bench), loop_identity(step, batches, targets, bench)
             folder = tune_path(request, None if out is None else Path(out))
-            findings, tuning = _answer(
-                request, lambda changes, facts: place, folder, progress, apart=False, sources=sources
-            )
+            with _progress(progress) as show_progress:
+                findings, tuning = measure_changes(
+                    request, lambda changes, facts: place, folder, show_progress, apart=False, sources=sources
+                )
+            findings = _write_pictures(findings, folder)
     finally:
         drawn.restore()
     if tuning.interrupted:

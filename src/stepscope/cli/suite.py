@@ -23,6 +23,7 @@ from stepscope.experiments.suite import SuiteRun
 from stepscope.units import escape_control_characters
 
 if TYPE_CHECKING:
+    import polars as pl
     from rich.console import RenderableType
 
     from stepscope.experiments.suite.results import Results
@@ -115,6 +116,7 @@ def render_results(results: Results, against: str | None, models: bool) -> list[
     from rich.text import Text
 
     from stepscope.api.suite import result_scores, results_heading, score_line
+    from stepscope.experiments.suite.best_changes import changes_table
     from stepscope.experiments.suite.results import published_figure_rows, settings_table
     from stepscope.report.suite_report import model_table, results_table, score_table, setting_notes
 
@@ -123,6 +125,9 @@ def render_results(results: Results, against: str | None, models: bool) -> list[
     notes = setting_notes(frame)
     more = [f"... and {len(notes) - _MOST_NOTES} more (see suite export)"] if len(notes) > _MOST_NOTES else []
     parts += [Text(f"- {line}", style="dim", overflow="fold") for line in [*notes[:_MOST_NOTES], *more]]
+    tuned = changes_table(results)
+    if len(tuned):
+        parts += [Text(""), Text("What to change, measured for each setting:"), *render_changes(tuned)]
     for score in result_scores(results, against):
         parts += [Text(""), Text(score_line(score), style="bold")]
         if against is not None:
@@ -132,14 +137,26 @@ def render_results(results: Results, against: str | None, models: bool) -> list[
     return parts
 
 
+def render_changes(tuned: pl.DataFrame) -> list[RenderableType]:
+    """The table of what helps, and what is to be said of settings without a gain."""
+    from rich.text import Text
+
+    from stepscope.report.suite_report import change_notes, changes_table
+
+    notes = change_notes(tuned)
+    return [changes_table(tuned), *(Text(f"- {note}", style="dim", overflow="fold") for note in notes[:_MOST_NOTES])]
+
+
 def results_json(results: Results, against: str | None) -> dict[str, Any]:
     """Everything that `show` says, for scripts."""
     from stepscope.api.suite import result_scores
+    from stepscope.experiments.suite.best_changes import changes_table
     from stepscope.experiments.suite.results import published_figure_rows, settings_table
 
     return {
         **{key: results.content[key] for key in ("name", "created", "tier", "rules", "limits", "device", "versions")},
         "settings": settings_table(results).to_dicts(),
+        "changes": changes_table(results).to_dicts(),
         "scores": [{**vars(score), "parts": score.parts.to_dicts()} for score in result_scores(results, against)],
         "models": published_figure_rows(results),
     }
@@ -162,7 +179,7 @@ def print_fleet_results(path: Path, against: str | None, models: bool, json: boo
     """The table of all boards; pages, scores and the table of models are of one board."""
     from rich.text import Text
 
-    from stepscope.experiments.fleet.scheduling import FleetFolder, fleet_results
+    from stepscope.experiments.fleet.scheduling import FleetFolder, fleet_changes, fleet_results
     from stepscope.report.suite_report import results_table, setting_notes
 
     folder = FleetFolder(path)
@@ -171,10 +188,11 @@ def print_fleet_results(path: Path, against: str | None, models: bool, json: boo
         raise UsageError(
             "--against, --models and --html are of one board", f"for example stepscope suite show {board_path}"
         )
-    frame = fleet_results(folder)
+    frame, tuned = fleet_results(folder), fleet_changes(folder)
     if json:
-        print_json({"boards": list(folder.boards), "settings": frame.to_dicts()})
+        print_json({"boards": list(folder.boards), "settings": frame.to_dicts(), "changes": tuned.to_dicts()})
         return
     notes = [f"- {board}: {line}" for board in folder.boards for line in setting_notes(frame.filter(board=board))]
     heading = Text(f"{path.name}: {len(folder.boards)} boards")
-    print_wide(heading, results_table(frame), *(Text(note, style="dim") for note in notes), width=_PAGE)
+    more = [Text(""), Text("What to change:"), *render_changes(tuned)] if len(tuned) else []
+    print_wide(heading, results_table(frame), *(Text(note, style="dim") for note in notes), *more, width=_PAGE)

@@ -58,12 +58,49 @@ def _column_with_interval(column: tuple[str, str, Any]) -> Column:
     return Column(title, of=lambda row: Cell(with_interval(row, name, form), row[name]), fold=True)
 
 
+def changes_table(table: pl.DataFrame, caption: str = "") -> Table:
+    """A row for each setting that was tuned, and of a fleet for each board: what helps and what it gains."""
+    several = differing_axes(table)
+    columns = [
+        text_column("Workload", "workload"),
+        *([Column("Setting", False, of=lambda row: setting_words(row, several), fold=True)] if several else []),
+        number_column("Batch", "batch", str, missing="own"),
+        *([text_column("board", "board", fold=True)] if "board" in table.columns else []),
+        text_column("What helps", "changes", missing="cannot tell", fold=True),
+        *(
+            number_column(title, name, number, fold=True)
+            for title, name in (("ms as is", "as_is_ms"), ("ms", "step_ms"))
+        ),
+        Column("less time", of=_gain_cell, fold=True),
+        text_column("measured again", "checked", fold=True),
+    ]
+    named = 2 + bool(several) + ("board" in table.columns)
+    return Table.from_rows("changes", columns, table.iter_rows(named=True), caption, first_rows=40, named=named)
+
+
+def _gain_cell(row: Mapping[str, Any]) -> Cell:
+    value, low, high = (row[f"gain_percent{end}"] for end in ("", "_low", "_high"))
+    if value is None:
+        return Cell(NOT_MEASURED, None)
+    bounds = "" if low is None or high is None else f" [{low:.1f}, {high:.1f}]"
+    return Cell(f"{value:.1f} %{bounds}", value)
+
+
+def change_notes(table: pl.DataFrame) -> list[str]:
+    """A sentence for each setting whose best changes are not known, or of which nothing helps."""
+    several = differing_axes(table)
+    return [
+        f"{_setting_name(row, several)}: {' '.join(str(row['answer']).split())}"
+        for row in table.iter_rows(named=True)
+        if row["answer"] and row["gain_percent"] is None
+    ]
+
+
 def setting_notes(table: pl.DataFrame) -> list[str]:
     """A sentence for each setting that did not end well, and one for each kind of flag with all that have it."""
     failed, kinds, several = [], dict[str, dict[str, str]](), differing_axes(table)
     for row in table.iter_rows(named=True):
-        batch = "" if row["batch"] is None else f" batch {row['batch']}"
-        who = f"{row['workload']}{batch} {setting_words(row, several)}".strip()
+        who = _setting_name(row, several)
         if row["reason"]:
             failed.append(f"{who}: {row['status']}: {escape_control_characters(' '.join(row['reason'].split()))}")
         for flag in (row["flags"] or "").split("; "):
@@ -96,6 +133,12 @@ def differing_axes(table: pl.DataFrame) -> list[str]:
     """The axes on which some workload has more than one value: the others are the same in every row of it."""
     axes = ("optimizer", "precision", "threads", "device")
     return [axis for axis in axes if any(part[axis].n_unique() > 1 for part in table.partition_by("workload"))]
+
+
+def _setting_name(row: Mapping[str, Any], axes: Sequence[str]) -> str:
+    """The workload, its batch and the values of these axes."""
+    batch = "" if row["batch"] is None else f" batch {row['batch']}"
+    return f"{row['workload']}{batch} {setting_words(row, axes)}".strip()
 
 
 def setting_words(row: Mapping[str, Any], axes: Sequence[str]) -> str:
@@ -161,8 +204,8 @@ def fleet_status_table(rows: Sequence[Sequence[str]]) -> Table:
 _SETTING = ("workload", "batch", "optimizer", "precision", "threads", "device")
 
 
-def markdown(table: pl.DataFrame, heading: str, lines: Sequence[str]) -> str:
-    """A page with one table; intervals stand in brackets, columns that nobody measured are excluded."""
+def markdown(table: pl.DataFrame, heading: str, lines: Sequence[str], changes: pl.DataFrame | None = None) -> str:
+    """A page with a table, and one of what helps if that was measured; columns that nobody measured are excluded."""
     columns = [column for column in SUITE_COLUMNS if column.title and table[column.name].is_not_null().any()]
     listed = Table.from_rows("results", [
         *(text_column(name, name) for name in _SETTING),
@@ -170,7 +213,8 @@ def markdown(table: pl.DataFrame, heading: str, lines: Sequence[str]) -> str:
         *(text_column(name, name) for name in ("status", "data", "flags")),
     ], table.iter_rows(named=True))  # fmt: skip
     above = [f"# {escaped_markdown(heading)}", "", *(f"- {escaped_markdown(line)}" for line in lines), ""]
-    return "\n".join([*above, *table_markdown(listed)]) + "\n"
+    below = [] if changes is None or changes.is_empty() else ["", *table_markdown(changes_table(changes, _CHANGES))]
+    return "\n".join([*above, *table_markdown(listed), *below]) + "\n"
 
 
 def mlperf_log_lines(
@@ -229,6 +273,7 @@ def render(
     notes: Sequence[str] = (),
     scores: Sequence[tuple[str, pl.DataFrame]] = (),
     models: Sequence[Mapping[str, Any]] = (),
+    changes: pl.DataFrame | None = None,
 ) -> str:
     """Return the page as HTML text. table: as `suite.results.table`; scores: sentence and parts of each."""
     from stepscope.report.html import PageSection, render_page
@@ -237,6 +282,8 @@ def render(
     entries.append(
         PageSection("results", "Results", Section("A row for each setting.", (results_table(table, _MEANS),)))
     )
+    if changes is not None and not changes.is_empty():
+        entries.append(PageSection("changes", "What to change", _changes_section(changes)))
     curves = tuple(_batch_charts(table))
     if curves:
         lede = "How the numbers grow with the batch: logarithmic scales, bars are 95 % CIs."
@@ -253,6 +300,48 @@ def render(
         entries.append(PageSection("notes", "Notes", Section("What was wrong with runs, and flags.", (Items(rows),))))
     about = [plural(table["workload"].n_unique(), "workload"), plural(len(table), "setting")]
     return render_page(name, about, None, entries)
+
+
+_CHANGES = "Measured in pairs of blocks of steps against the training as it is, each with its 95 % CI."
+
+
+def _changes_section(changes: pl.DataFrame) -> Section:
+    """What helps each setting: picture, table, code to paste, and why nothing is known of others."""
+    several = differing_axes(changes)
+    helping = changes.filter(pl.col("gain_percent").is_not_null())
+    parts: list[Part] = [_gains_figure(helping, several)] if len(helping) else []
+    parts.append(changes_table(changes))
+    codes = [
+        {
+            "who": _setting_name(row, several),
+            "changes": row["changes"],
+            "code": row["code"],
+        }
+        for row in changes.iter_rows(named=True)
+        if row["code"]
+    ]
+    titles = (("Workload", "who"), ("Change", "changes"), ("Code, or line to start with", "code"))
+    if codes:
+        columns = [text_column(title, key, fold=True) for title, key in titles]
+        parts.append(Table.from_rows("code", columns, codes, "To paste.", first_rows=40))
+    if notes := change_notes(changes):
+        parts.append(Items(tuple((note, "") for note in notes)))
+    return Section(_CHANGES, tuple(parts))
+
+
+def _gains_figure(helping: pl.DataFrame, several: Sequence[str]) -> Figure:
+    from stepscope.report.charts import comparison
+
+    rows = [
+        {
+            "change": f"{_setting_name(row, several)}: {row['changes']}",
+            "gain": row["gain_percent"], "low": row["gain_percent_low"], "high": row["gain_percent_high"],
+            "kind": "checked at the end" if row["checked"] == "yes" else "helps",
+        }
+        for row in helping.iter_rows(named=True)
+    ]  # fmt: skip
+    chart, caption = comparison.tuning_charts({"gains": pl.DataFrame(rows)})["gains"]
+    return Figure(chart, caption)
 
 
 def _overview(
@@ -290,7 +379,7 @@ def _batch_chart(points: pl.DataFrame, title: str, caption: str) -> Figure:
 
 
 def _point(row: Mapping[str, Any], column: str, several: Sequence[str]) -> dict[str, Any]:
-    line = f"{row['workload']} {setting_words(row, several)}".strip()
+    line = _setting_name(row, several)
     ends = {end: row[f"{column}_{end}"] for end in ("low", "high")}
     hover = f"{line}, batch {row['batch']}: {number(row[column])}"
     return {"line": line, "batch": row["batch"], "value": row[column], **ends, "hover": hover}

@@ -399,7 +399,7 @@ _MOST_BYTES = 64_000_000  # of a file with results
 _AXIS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")  # it is part of the name of a folder
 _WORKLOAD = re.compile(r"[A-Za-z0-9_.-]+")
 _RULES = {
-    **dict.fromkeys(("steps", "seconds", "interval", "cool_to_celsius", "memory_bytes")),
+    **dict.fromkeys(("steps", "seconds", "interval", "cool_to_celsius", "memory_bytes", "tune_s")),
     **{"pause_s": 0.0, "time_limit_s": 900.0, "seed": 0},
 }
 _POINT = {
@@ -408,7 +408,7 @@ _POINT = {
 }  # fmt: skip
 _WHOLE_POINT = Fields(_POINT, ("workload", "optimizer", "precision", "device", "repeat"))
 _UNSET = {"batch": None, "threads": None}
-_NEVER_NULL = {"numbers", "flags", "cooled", "versions"}
+_NEVER_NULL = {"numbers", "tune", "flags", "cooled", "versions"}
 _NEEDED = ("order", "rules", "workloads")
 _PLAN = {
     "order": [_WHOLE_POINT],
@@ -423,6 +423,10 @@ _RESULT = {
     **dict.fromkeys(("ended_unix_ms", "parameters", "steps", "warmup_steps"), int), "threads": IntegerRange(1, 4096),
     "input_shape": [int], "versions": {...: str}, "numbers": {...: {...: float}}, "data": {},
     "at_start": {}, "at_end": {},
+    "tune": Fields({
+        "changes": [str], "code": {...: str}, **dict.fromkeys(("checked", "answer", "failed"), str), "wall_s": float,
+        **dict.fromkeys(("as_is_ms", "step_ms", "gain_percent", "gain_percent_low", "gain_percent_high"), float),
+    }, ()),
     "cooled": Fields({"waited_s": float, "from_celsius": float, "to_celsius": float, "reached": bool}, ("reached",)),
 }  # fmt: skip
 

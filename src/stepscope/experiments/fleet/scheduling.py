@@ -39,6 +39,7 @@ from stepscope.experiments.fleet.hosts import SchedulerAddress, check_name
 from stepscope.experiments.fleet.protocol import FleetUnreachable, with_timeout
 from stepscope.experiments.fleet.worker import NoRoomForRun, Piece, gather_run, path_inside
 from stepscope.experiments.suite import SuiteRun
+from stepscope.experiments.suite.best_changes import changes_table
 from stepscope.experiments.suite.plan import chosen_entries, comparable_facts, sweep_grid, sweep_plan
 from stepscope.experiments.suite.results import results_of_folder, settings_table
 from stepscope.experiments.suite.rules import LONGEST_COOLING_S
@@ -411,6 +412,15 @@ def fleet_results(folder: FleetFolder) -> pl.DataFrame:
     """A row for each setting and board: `board`, then the columns of a sweep's table (suite/results.py)."""
     frames = [
         settings_table(results_of_folder(sweep)).select(pl.lit(board).alias("board"), pl.all())
+        for board, sweep in folder.boards.items()
+    ]
+    return pl.concat(frames).sort("workload", "precision", "optimizer", "threads", "device", "batch", "board")
+
+
+def fleet_changes(folder: FleetFolder) -> pl.DataFrame:
+    """A row for each tuned setting and board: `board`, then the columns of suite/best_changes.py."""
+    frames = [
+        changes_table(results_of_folder(sweep)).select(pl.lit(board).alias("board"), pl.all())
         for board, sweep in folder.boards.items()
     ]
     return pl.concat(frames).sort("workload", "precision", "optimizer", "threads", "device", "batch", "board")

@@ -57,6 +57,9 @@ class SuiteRun(Request):
         unit="s",
         example="15min",
     )
+    tune: float | None = option(
+        None, "Also try changes on each setting for so long, and state what helps.", above=0, unit="s", example="3min"
+    )  # fmt: skip
     out: Path | None = option(None, "Folder of the sweep. Default: suites/<time>-<tier>.")
     resume: bool = option(False, "Go on with the sweep in --out, or the newest.")
     seed: int | None = option(None, "Seed of the order of runs and of the trainings.")
@@ -72,6 +75,8 @@ class SuiteRun(Request):
         if self.workloads is not None:  # also `a,b c`
             split = (name for argument in self.workloads for name in argument.split(","))
             object.__setattr__(self, "workloads", tuple(filter(None, split)) or None)
+        if self.tune is not None and self.memory is not None:
+            raise UsageError("--memory limits one process, and --tune trains in several", "make two sweeps of it")
         if self.fleet is None and (self.boards is not None or self.tls is not None):
             raise UsageError("--boards and --tls belong to --fleet", "name the fleet: --fleet hosts.toml")
 

@@ -29,7 +29,8 @@ from stepscope.experiments.engine.sweep_points import (
     workload_tiers,
 )
 from stepscope.experiments.suite import SuiteRun
-from stepscope.experiments.suite.rules import MOST, RunRules, StopCondition, parse_cooldown, steady_start
+from stepscope.experiments.suite.best_changes import tune_before_run
+from stepscope.experiments.suite.rules import MOST, RunRules, StopCondition, cool_down, parse_cooldown, steady_start
 from stepscope.experiments.sweeps.user_training import (
     is_script,
     is_user_training,
@@ -41,8 +42,11 @@ from stepscope.run_paths import NEWEST
 
 
 def train_point(orders: Orders) -> dict[str, Any]:
-    """Train as ordered; returns how the run ended."""
+    """Train as ordered, after the setting was tuned where it is to be; returns how the run ended."""
     rules = RunRules(**orders["rules"])
+    if rules.tune_s is not None and orders["repeat"] == 0:
+        tune_before_run(orders)
+        cool_down(rules)
     if is_user_training(orders["workload"]):
         return _train_user_training(orders, rules)
     if rules.memory_bytes is not None:
@@ -158,6 +162,7 @@ def sweep_grid(request: SuiteRun, here: bool = True) -> Grid:
     )
 
 
+_TUNING_STARTS_S = 300.0
 _OF_THE_LIMIT = 2 / 3  # that steps may take where nothing else ends a run: the rest is for its begin and its end
 
 
@@ -176,8 +181,10 @@ def sweep_rules(request: SuiteRun, here: bool = True) -> dict[str, Any]:
         raise UsageError(f"no run of {request.seconds:g} s ends within {limit_s:g} s", "give a longer --time-limit")
     if request.interval is not None and request.seconds is request.steps is None:  # which may never be that narrow
         ends = {**ends, "seconds": limit_s * _OF_THE_LIMIT}
+    if request.tune is not None:  # it may overrun, on a slow device by its starts
+        limit_s += 3 * request.tune + _TUNING_STARTS_S
     return asdict(RunRules(**ends, cool_to_celsius=celsius, pause_s=pause_s, memory_bytes=request.memory,
-                           time_limit_s=limit_s, seed=request.seed or 0))  # fmt: skip
+                           time_limit_s=limit_s, tune_s=request.tune, seed=request.seed or 0))  # fmt: skip
 
 
 def sweep_plan(
@@ -255,6 +262,7 @@ _STATED_BY = {
     "batch": ("batch",), "optimizers": ("optimizer",), "precisions": ("precision",), "threads": ("threads",),
     "device": ("device",), "repeats": ("repeat",), "tier": ("workload",), "workloads": ("workload",),
     "cooldown": ("cool_to_celsius", "pause_s"), "memory": ("memory_bytes",), "time_limit": ("time_limit_s",),
+    "tune": ("tune_s",),
     **dict.fromkeys(("steps", "seconds", "interval"), ("steps", "seconds", "interval")), "seed": ("seed",),
 }  # fmt: skip
 

@@ -36,6 +36,7 @@ class RunRules:
     pause_s: float = 0.0
     memory_bytes: int | None = None
     time_limit_s: float = 900.0
+    tune_s: float | None = None  # for which changes are tried on each setting
     seed: int = 0
 
 

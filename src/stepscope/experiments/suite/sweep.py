@@ -21,6 +21,7 @@ from stepscope.experiments.engine.engine import CHILD, ProgressCallbacks, Result
 from stepscope.experiments.engine.folder import SweepFolder, disk_full_error
 from stepscope.experiments.engine.process import NO_FIT, Outcome, disk_was_full, finished_outcome, run_child
 from stepscope.experiments.engine.sweep_points import SweepPoint
+from stepscope.experiments.suite.best_changes import read_best_changes
 from stepscope.experiments.suite.rules import RunRules, cool_down
 from stepscope.quantities import SUITE_COLUMNS
 from stepscope.units import plural
@@ -60,16 +61,23 @@ def time_left_s(order: Sequence[SweepPoint], ended: EndedRuns) -> float | None:
     workload.
     """
     durations: dict[Any, list[float]] = defaultdict(list)  # by setting, by workload, and of all
+    tuning: list[float] = []  # of first repeats alone
     for point in order:
-        seconds = ended.get(point.id, {}).get("total_s")
+        result = ended.get(point.id, {})
+        tuning += [float((result.get("tune") or {}).get("wall_s") or 0.0)] if point.repeat == 0 and result else []
+        seconds = result.get("total_s")
         if seconds is not None:
             for alike in (point.setting, point.workload, None):
-                durations[alike].append(float(seconds))
+                durations[alike].append(float(seconds) - (tuning[-1] if point.repeat == 0 else 0.0))
     if not durations:
         return None
     means = {alike: sum(lengths) / len(lengths) for alike, lengths in durations.items()}
     to_come = [point for point in order if point.id not in ended]
-    return sum(means.get(point.setting, means.get(point.workload, means[None])) for point in to_come)
+    tuning_s = sum(tuning) / max(1, len(tuning))
+    return sum(
+        means.get(point.setting, means.get(point.workload, means[None])) + (tuning_s if point.repeat == 0 else 0.0)
+        for point in to_come
+    )
 
 
 def skip_result(point: SweepPoint, order: Sequence[SweepPoint], ended: EndedRuns) -> dict[str, Any] | None:
@@ -127,6 +135,8 @@ def result_of(folder: SweepFolder, point: SweepPoint, outcome: Outcome) -> dict[
         "ended_unix_ms": time.time_ns() // 1_000_000,
         "run": None if outcome.run is None else str(outcome.run.relative_to(folder.path)),
     }
+    if folder.plan["rules"]["tune_s"] is not None and point.repeat == 0:
+        result["tune"] = read_best_changes(folder.run_folder(point))
     if outcome.run is None:
         return result
     try:
