@@ -1,4 +1,4 @@
-"""What helps each setting of a sweep: tuned in the process of its first run, before it trains."""
+"""The changes that help each setting of a sweep: it is tuned before its first run."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _autocast_changes(facts: Facts) -> Iterator[Change]:
     code += "\nscaler.step(optimizer)\nscaler.update()"
     yield Change(
         "fp16", "autocast to float16, the loss scaled", "precision", code,
-        f"11 bits of mantissa, and steps left out where a gradient overflows: {_COMPARE}",
+        f"11 bits of mantissa, and steps omitted where a gradient overflows: {_COMPARE}",
         functools.partial(_autocast_scaled, device=device), refused=refusal or unknown or lack, lossy=True,
     )  # fmt: skip
 
@@ -67,10 +67,10 @@ def _autocast_scaled(targets: Targets, device: str) -> Iterator[None]:
 
 
 class LossScale(contextlib.ExitStack):
-    """What `torch.amp.GradScaler` does, for a loop that does not call one: each backward pass is of a scaled loss.
+    """A `torch.amp.GradScaler` for a loop that does not call one: each backward pass is of a scaled loss.
 
     Gradients are divided by the scale at the end of the pass, so that clipping sees what it saw before. An update with
-    a gradient that is not finite is left out: its parameters have no gradients meanwhile. Gradients of tensors that no
+    a gradient that is not finite is omitted: its parameters have no gradients meanwhile. Gradients of tensors that no
     optimizer updates stay scaled.
     """
 
@@ -85,7 +85,7 @@ class LossScale(contextlib.ExitStack):
         self.scale = torch.full((), 2.0**16, device=device)
         self._overflow = torch.zeros((), device=device)
         self._steps_since_overflow = torch.zeros((), dtype=torch.int32, device=device)
-        self._left_out: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._withheld: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __enter__(self) -> LossScale:
         import torch
@@ -139,16 +139,16 @@ class LossScale(contextlib.ExitStack):
         if not self._overflow.item():
             return
         for group in optimizer.param_groups:
-            self._left_out += [(parameter, parameter.grad) for parameter in group["params"]]
-        for parameter, _gradient in self._left_out:
+            self._withheld += [(parameter, parameter.grad) for parameter in group["params"]]
+        for parameter, _gradient in self._withheld:
             parameter.grad = None
 
     def _after_update(self, *_: object) -> None:
         import torch
 
-        for parameter, gradient in self._left_out:
+        for parameter, gradient in self._withheld:
             parameter.grad = gradient
-        self._left_out = []
+        self._withheld = []
         torch._amp_update_scale_(self.scale, self._steps_since_overflow, self._overflow, 2.0, 0.5, 2000)
         self._overflow.zero_()
 
