@@ -334,7 +334,7 @@ def _gains_figure(helping: pl.DataFrame, several: Sequence[str]) -> Figure:
 
     rows = [
         {
-            "change": f"{_setting_name(row, several)}: {row['changes']}",
+            "change": _setting_name(row, several),
             "gain": row["gain_percent"], "low": row["gain_percent_low"], "high": row["gain_percent_high"],
             "kind": "checked at the end" if row["checked"] == "yes" else "helps",
         }

@@ -47,7 +47,7 @@ def tune_setting(orders: Orders) -> dict[str, Any]:
     from stepscope.experiments.tune.tuning_folder import tune_in_folder
 
     if orders["precision"] != "fp32":
-        return {"status": "refused", "reason": f"{orders['precision']}: precision is one of the changes, begin at fp32"}
+        return {"status": "refused", "reason": "not tuned: precision is one of the changes, so begin at fp32"}
     began_ns = monotonic_ns()
     findings, tuning = tune_in_folder(_request(orders), Path(orders["out"]) / "tune", lambda what, share: None)
     if tuning.interrupted:

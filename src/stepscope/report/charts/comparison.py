@@ -336,7 +336,7 @@ def tuning_charts(frames: Mapping[str, pl.DataFrame], quantity: str = "time") ->
 def _forest(rows: pl.DataFrame, width: int) -> Any:
     order, kinds = rows["change"].to_list(), list(_GAIN_COLOURS)
     colours = alt.Scale(domain=kinds, range=[LIGHT[_GAIN_COLOURS[kind]] for kind in kinds])
-    y = alt.Y("change:N", sort=order, axis=axis("", grid=False, labelLimit=_CHANGE_WIDTH, minExtent=_CHANGE_WIDTH))
+    y = alt.Y("change:N", sort=order, axis=axis("", grid=False, labelLimit=_CHANGE_WIDTH - 12, minExtent=_CHANGE_WIDTH))
     # A change that is many times slower would leave no room for the others: its gain stands at the edge, as text.
     lows, highs = ([*rows[column].drop_nulls(), *rows["gain"].drop_nulls()] for column in ("low", "high"))
     scale = alt.Scale(domain=[max(_LEAST_GAIN, min([-5.0, *lows])), min(100.0, max([5.0, *highs]))], clamp=True)
