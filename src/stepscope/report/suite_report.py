@@ -379,7 +379,7 @@ def _batch_chart(points: pl.DataFrame, title: str, caption: str) -> Figure:
 
 
 def _point(row: Mapping[str, Any], column: str, several: Sequence[str]) -> dict[str, Any]:
-    line = _setting_name(row, several)
+    line = f"{row['workload']} {setting_words(row, several)}".strip()
     ends = {end: row[f"{column}_{end}"] for end in ("low", "high")}
     hover = f"{line}, batch {row['batch']}: {number(row[column])}"
     return {"line": line, "batch": row["batch"], "value": row[column], **ends, "hover": hover}
