@@ -243,6 +243,17 @@ def test_pairs_that_were_too_short_for_a_sensor_that_turns_out_to_be_slow_do_not
     assert len(arm.pairs) == len(arm.blocks_ns) == len(arm.as_is_w) == len(arm.fastest)
 
 
+def test_a_pair_of_a_combination_that_was_too_short_does_not_count_either() -> None:
+    training = FakeTraining({})
+    training.power = FakePower(training, {})
+    tuned = training.tuning(goal="energy", only=("fused", "foreach"))
+    place, step = training.open_training((), {}), Arm("fused + foreach", ("fused", "foreach"))
+    tuned._pair(place, place, step)
+    training.power.block_s = 10 * training.power.block_s
+    tuned._pair(place, place, step)
+    assert len(step.pairs) == len(step.as_is_w) == 1
+
+
 def test_without_a_sensor_and_a_meter_energy_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     with pytest.raises(UsageError, match="power") as caught:

@@ -342,7 +342,7 @@ class Tuning:
             if before is None or after is None:
                 return False
             more_power = math.log(after / before)
-            for other in self.arms.values():
+            for other in (*self.arms.values(), arm):  # one step of a combination is none of the arms
                 other.drop_blocks_below(_LONG_ENOUGH * 1e9 * self.power.block_s)
             arm.as_is_w.append(before)
             arm.changed_w.append(after)
