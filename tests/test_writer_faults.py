@@ -198,7 +198,7 @@ def test_a_rank_has_a_folder_of_its_own_once(writer: RunWriter) -> None:
     assert (run.status, run.id.rpartition("/")[2], run.steps.height, run.ops.height) == ("ok", "3", 2, 1)
     with pytest.raises(FileExistsError):
         RunWriter.create_rank(writer.path, 3)
-    assert RunReader(writer.path).status == "interrupted"  # the run itself goes on
+    assert RunReader(writer.path).status == "running"  # the run itself goes on
 
 
 def test_a_rank_of_a_run_that_is_gone_is_refused(tmp_path: Path) -> None:
@@ -332,3 +332,8 @@ def test_a_private_run_says_nothing_of_its_command_line_and_is_closed_to_others(
     assert "hunter2" not in (private.path / "run.json").read_text()
     assert RunReader(private.path).meta["seed"] == 7
     assert private.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_run_whose_training_is_still_set_up_is_running(tmp_path: Path) -> None:
+    """Loading data can take minutes before the first step, which states the facts of the process."""
+    assert RunReader(RunWriter.create(tmp_path, "lenet").path).status == "running"

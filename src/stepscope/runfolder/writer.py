@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.clock import monotonic_ns
 from stepscope.errors import OutputNotWritable, RunDamaged
 from stepscope.files import add_checksum, atomic_write, read_json, replace_json
+from stepscope.liveness import process_identity
 from stepscope.part_names import next_number, rows_file_name
 from stepscope.privacy import (
     are_runs_private,
@@ -115,7 +116,7 @@ class RunWriter:
         for folder in ("ops", "memory", "samples"):
             (path / folder).mkdir(exist_ok=True)
         writer = cls(path, header)
-        writer.update()
+        writer.update(**process_identity(getpid()))  # without it the run would be taken for one that is gone
         # Random bytes: a file system that compresses would keep nothing free for zeros.
         (path / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
         return writer
