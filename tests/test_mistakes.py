@@ -106,6 +106,7 @@ MISTAKES = (
     Mistake("report notes.txt", 4, "'notes.txt' is a file, not a run folder", "stepscope import"),
     Mistake("compare last", 2, "one run to compare", "the last two"),
     Mistake("compare last nowhere", 4, "no run folder at 'nowhere'", "--out"),
+    Mistake("forecast train.py --steps 9", 2, "is a script: a forecast of it needs a run", "stepscope forecast last"),
     Mistake("forecast last", 2, "how long is the training?", "--steps N or --epochs E"),
     Mistake("figure memroy", 2, "unknown figure 'memroy'", "did you mean memory"),
     Mistake("figure modules last --width 85km", 2, "85km", "--width 85mm"),

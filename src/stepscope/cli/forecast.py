@@ -59,6 +59,9 @@ def _run_folder_of_target(target: str, out: Path) -> Path | None:
     """The run folder that is meant; None where the target is a workload."""
     from stepscope.run_paths import NEWEST, find_run
 
+    if Path(target).is_file():
+        hint = f"measure some of its steps: stepscope run {target}, then: stepscope forecast last --steps N"
+        raise UsageError(f"'{target}' is a script: a forecast of it needs a run", hint)
     is_run = target == NEWEST or Path(target).is_dir() or (out / target).is_dir()
     return find_run(Path(target), out) if is_run else None
 
