@@ -25,6 +25,7 @@ from stepscope.record.torch_hooks import TorchHooks
 
 TIMED = ("cpu", "cuda")  # devices whose work is waited for at the end of a block
 _HALF = {"avx512_fp16", "amx_fp16", "asimdhp"}  # instructions of x86 and of ARM that compute in fp16
+_MOST_MODULES = 64
 _RELEVANT = ("MALLOC_", "GLIBC_TUNABLES", "OMP_", "ONEDNN_", "ATEN_CPU_CAPABILITY", "LD_PRELOAD", "PYTORCH_")
 
 
@@ -73,7 +74,11 @@ class Observer:
             self.called_modules.setdefault(id(module), module)
             self.autocast = self.autocast or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
             self.compiled_model = self.compiled_model or "_orig_mod" in vars(module).get("_modules", {})
-        elif not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        elif (
+            len(self.modules_without_gradients) < _MOST_MODULES  # of a loop that makes new ones in each step
+            and not torch.is_grad_enabled()
+            and not torch.is_inference_mode_enabled()
+        ):
             self.modules_without_gradients.setdefault(id(module), module)
 
     @property
