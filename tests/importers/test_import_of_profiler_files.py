@@ -57,6 +57,25 @@ def test_flops_of_a_real_file_come_from_its_shapes(real_run: Run) -> None:
     assert sorted(set(addmm["flops"])) == [8 * 16 * 4 * 2, 8 * 16 * 16 * 2]
 
 
+def test_a_file_without_stacks_has_its_flops_and_its_forward_and_nothing_of_it_is_gone(tmp_path: Path) -> None:
+    import torch
+
+    weight = torch.randn(4, 3, 3, 3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        for _ in range(4):
+            optimizer.zero_grad()
+            torch.nn.functional.conv2d(torch.randn(2, 3, 8, 8), weight).sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    profiler.export_chrome_trace(str(tmp_path / "plain.json"))
+    run = imported(tmp_path / "plain.json")
+    ops = run.ops.with_columns(pl.col("name", "phase").cast(pl.String))
+    assert set(ops.filter(pl.col("name") == "aten::convolution_backward")["flops"]) == {2 * 2 * 6 * 6 * 4 * 27}
+    called = ops.filter(pl.col("name").str.contains("conv") & ~pl.col("name").str.contains("(?i)backward"))
+    assert set(called["phase"]) == {"forward"}
+    assert run.damaged_files() == []
+
+
 def test_every_page_takes_an_imported_run(real_run: Run) -> None:
     from rich.console import Console
 

@@ -267,6 +267,26 @@ def test_functional_code_without_any_module_is_forward_where_backward_came_back_
     assert counts(rows, phase="other")["aten::randn"] == 1
 
 
+def test_what_an_op_of_functional_code_calls_is_forward_as_it_is(tmp_path: Path) -> None:
+    weight = torch.randn(4, 3, 3, 3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def loop(step: Any) -> None:
+        for _ in range(4):
+            optimizer.zero_grad()
+            with torch.profiler.record_function("my step"):
+                pictures = torch.randn(2, 3, 8, 8)
+                nn.functional.conv2d(pictures, weight).sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            step()
+
+    rows = last_step(record(loop, tmp_path))
+    forward = counts(rows, phase="forward")
+    assert forward["aten::conv2d"] == forward["aten::convolution"] == forward["aten::_convolution"] == 1
+    assert not any("convolution" in name for name in counts(rows, phase="other"))
+    assert counts(rows, phase="other")["aten::randn"] == 1
+
+
 def test_a_data_loader_is_the_data_phase(tmp_path: Path) -> None:
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -319,7 +319,7 @@ def _forward_threads(forward: Ints, thread: Ints, sequence: Ints, nodes: Flags, 
 
 
 def _concrete(args: dict[str, Any]) -> list[Any]:
-    """The inputs that are no tensors, which the file has as texts: "[1, 1]", "False", ""."""
+    """The inputs that are no tensors, which the file has as texts: "[1, 1]", "[True, False]", ""."""
     values = args.get("Concrete Inputs")
     return [_parsed(value) for value in values] if isinstance(values, list) else []
 
@@ -328,7 +328,7 @@ def _parsed(value: object) -> object:
     if value == "" or not isinstance(value, str):
         return None if value == "" else value
     try:
-        return json.loads(value.lower() if value in ("True", "False") else value)
+        return json.loads(value.replace("True", "true").replace("False", "false"))
     except ValueError:
         return None
 

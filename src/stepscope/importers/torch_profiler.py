@@ -65,8 +65,7 @@ def write_profiler_file(writer: RunWriter, file: ProfilerFile) -> int:
     places = module_paths(file.caught, file.events)
     for span in file.steps.spans:
         writer.append_step(span.step, span.t0_ns, span.t1_ns, span.samples, None, True)
-    if places:
-        writer.write_model(model_rows(places))
+    writer.write_model(model_rows(places))
     spans, names = file.steps.spans, file.caught.names
     return write_ops(writer, file.events, file.costs, spans, names, places, file.origin_ns)
 
@@ -91,7 +90,13 @@ def _missing_content(caught: EventColumns, facts: dict[str, Any], steps: FileSte
     if not caught.with_shapes:
         lacks.append(("FLOPs and bytes", "the file states no shapes", "torch.profiler.profile(record_shapes=True)"))
     if not steps.source.startswith("the profiler"):
-        lacks.append(("marks of steps", f"steps are taken from {steps.source}", "call prof.step() after each step"))
+        lacks.append(
+            (
+                "marks of steps",
+                f"steps are taken from {steps.source}",
+                "profile(..., schedule=...) and prof.step() after each step",
+            )
+        )
     if facts.get("cut_off"):
         lacks.append(("end of the file", "it is cut off in the midst of the events", "export it again"))
     return tuple(lacks)

@@ -377,9 +377,15 @@ def _backward_modules(
 
 
 def _phase_of_unscoped_forward(phase: Ints, makers: Ints, marked: Ints, parent: Ints) -> None:
-    """An op that backward came back to is forward, also where no module was called (functional code)."""
+    """An op that backward came back to is forward, and so is what it calls, also where no module was called."""
+    called = makers = makers[(phase[makers] == OTHER) & (marked[makers] == UNMARKED)]
     while len(makers):
-        makers = makers[(phase[makers] == OTHER) & (marked[makers] == UNMARKED)]
         phase[makers] = FORWARD
         above = parent[makers]
         makers = above[above != NO_PARENT]  # np.unique would import numpy.ma, 6 ms of somebody's first window
+        makers = makers[(phase[makers] == OTHER) & (marked[makers] == UNMARKED)]
+    while len(called):
+        is_caller = np.zeros(len(phase) + 1, dtype=bool)  # one more: NO_PARENT is its index
+        is_caller[called] = True
+        called = np.flatnonzero(is_caller[parent] & (phase == OTHER) & (marked == UNMARKED))
+        phase[called] = FORWARD
