@@ -10,7 +10,7 @@ from tests.analysis.test_layer_times import run_with
 from tests.fabricate import fabricate_run
 
 from stepscope.analysis.run import Run
-from stepscope.analysis.time.steps import quick_stats
+from stepscope.analysis.time.steps import observed_batch, quick_stats
 from stepscope.runfolder.schema import STEP_ROW
 
 
@@ -35,6 +35,7 @@ def test_a_glance_says_what_the_metrics_say(tmp_path: Path) -> None:
         run = Run(folder)
         stated = (len(run.steps), value(run, "step_time"), value(run, "throughput"))
         assert (found.steps, found.step_ns, found.samples_per_s) == pytest.approx(stated)  # type: ignore[attr-defined]
+        assert found.batch == observed_batch(run)  # type: ignore[attr-defined]
 
 
 def test_a_damaged_file_is_left_out_and_the_others_are_read(tmp_path: Path) -> None:

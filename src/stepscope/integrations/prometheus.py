@@ -146,19 +146,23 @@ def _write(samples: Iterable[Sample], target: Path) -> None:
 
 
 def _run_samples(run: Run) -> Iterator[Sample]:
-    about = {"run": run.id, "status": run.status}
-    yield "stepscope_run_info", "The run; always 1.", {**about, "verdict": run.verdict().bound}, 1.0
+    about = {"run": run.id, **_simulated_label(run.simulated)}  # cores and accelerators are those of the board
+    yield "stepscope_run_info", "The run; always 1.", {**about, "status": run.status, "verdict": run.verdict().bound}, 1.0
     for figure in logged_values(run):
-        labels, documentation = {"run": run.id, "scope": figure.scope}, f"{figure.name} of the steps after warm-up."
+        labels, documentation = {**about, "scope": figure.scope}, f"{figure.name} of the steps after warm-up."
         yield f"stepscope_{figure.name}", documentation, labels, figure.value
         for bound, value in (("low", figure.low), ("high", figure.high)):
             if value is not None:
                 yield f"stepscope_{figure.name}_{bound}", f"{bound} end of 95 % of {figure.name}.", labels, value
 
 
+def _simulated_label(board: str | None) -> dict[str, str]:
+    return {"simulated": board} if board else {}
+
+
 def _live_samples(now: Now) -> Iterator[Sample]:
     """Live gauges; what is not known now is absent."""
-    run = {"run": now.run}
+    run = {"run": now.run, **_simulated_label(now.simulated)}
     yield "stepscope_live_info", "The run; always 1.", {**run, "name": now.name, "status": now.status}, 1.0
     kind = "simulated_" if now.simulated else ""
     power = f"{kind}power"
@@ -196,4 +200,5 @@ def _rails(now: Now, power: str) -> Iterator[Sample]:
         if watts is not None:
             name = f"stepscope_live_{'estimated_power' if rail.endswith(_ESTIMATED) else power}_watts"
             spoken = rail.removesuffix(_ESTIMATED) + (f"#{counts[rail]}" if counts[rail] > 1 else "")
-            yield name, "By supply line; lines nest, do not add them.", {"run": now.run, "rail": spoken}, watts
+            labels = {"run": now.run, **_simulated_label(now.simulated), "rail": spoken}
+            yield name, "By supply line; lines nest, do not add them.", labels, watts

@@ -57,6 +57,7 @@ def facts_of_runs(runs: Sequence[RunReader]) -> list[dict[str, Fact]]:
     for run, entry in zip(runs, facts, strict=True):
         if (quick := stats_of.get(run.path)) is not None:
             entry.update(steps=quick.steps, step_time_ns=quick.step_ns, throughput_per_s=quick.samples_per_s)
+            entry["batch_size"] = entry["batch_size"] or quick.batch
     return facts
 
 

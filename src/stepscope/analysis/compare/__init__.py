@@ -312,6 +312,8 @@ def _difference_sentence(comparison: Comparison, other: int, setting: int) -> st
         return " ".join(filter(None, [*parts, program, f"Why is not known: {why.reason}."]))
     parts += [_around_sentence(part) for part in comparison.surroundings(other, setting)]
     parts += [program] if program else []
+    if not comparison.differences(other, setting) and comparison.program(other, setting).calls is not None:
+        parts += ["If the code is the same, the machine made the difference: the parts only say where it shows."]
     if why_none := comparison.why_no_layer(other, setting):
         return " ".join([*parts, why_none])
     phases, kinds = (comparison.explain("time", by, other, setting) for by in ("phase", "kind"))

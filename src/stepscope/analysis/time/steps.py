@@ -227,11 +227,12 @@ _LAST_ROWS = 2_000  # of a run that goes on or has broken off
 
 @dataclass(frozen=True)
 class StepStats:
-    """Steps, median time of one, ns, and training samples a second; null where nothing says."""
+    """Steps, median time of one, ns, training samples a second, and the batch of most; null where nothing says."""
 
     steps: int
     step_ns: float | None
     samples_per_s: float | None
+    batch: int | None
 
 
 def quick_stats(warmups: Mapping[Path, int]) -> dict[Path, StepStats]:
@@ -335,5 +336,9 @@ def _medians_by_run(
     medians = timed.group_by("run").agg(
         pl.col("length_ns").median(), rate=pl.when(counted > 0).then(pl.col("samples").sum() / counted * 1e9)
     )
-    for run, total, length, rate in counts.join(medians, on="run", how="left").iter_rows():
-        yield Path(run), StepStats(int(total), length, rate)
+    samples = pl.col("samples")
+    is_of_most = (samples == samples.median()).sum() * 2 > samples.count()
+    batches = steady.group_by("run").agg(batch=pl.when(is_of_most).then(samples.median().cast(pl.Int64)))
+    rows = counts.join(medians, on="run", how="left").join(batches, on="run", how="left")
+    for run, total, length, rate, batch in rows.iter_rows():
+        yield Path(run), StepStats(int(total), length, rate, batch)

@@ -162,6 +162,7 @@ def _fill_in_quick_stats(rows: list[ListedRun], root: Path) -> None:
     for folder, quick in quick_by_folder.items():
         facts = without[folder].facts
         facts.update(steps=quick.steps, step_time_ns=quick.step_ns, throughput_per_s=quick.samples_per_s)
+        facts["batch_size"] = facts["batch_size"] or quick.batch
 
 
 def _has_local_steps(folder: Path, root: Path) -> bool:
