@@ -131,6 +131,15 @@ def test_readings_of_a_second_share_it_in_order(counts: list[int]) -> None:
     assert [t // 10**9 for t in t0.tolist()] == [stamp // 10**9 for stamp in stamps]
 
 
+def test_the_first_and_the_last_second_of_a_log_are_as_long_as_their_readings() -> None:
+    second = 1_000_000_000
+    stamps = [0] * 2 + [second] * 10 + [2 * second] * 10 + [3 * second] * 4
+    t0, t1 = spread_within_second(stamps)
+    assert (t0[0], t1[1]) == (second * 8 // 10, second)
+    assert (t0[-4], t1[-1]) == (3 * second, 3 * second + second * 4 // 10)
+    assert (t1 - t0 == second // 10).all()
+
+
 def test_an_nvidia_smi_log_gives_a_sensor_a_gpu_and_null_where_nothing_was_read(tmp_path: Path) -> None:
     run = run_of(text_log(tmp_path, NVIDIA))
     power = run.samples("power")

@@ -156,12 +156,18 @@ def _tegrastats_times(stamps: Sequence[datetime | None], source: str, clock: Clo
 
 
 def spread_within_second(stamps_ns: Sequence[int]) -> tuple[Ints, Ints]:
-    """Readings with the same whole second, in order, share it out: the earliest and latest time of each, ns."""
+    """Readings with the same whole second, in order, share it out: the earliest and latest time of each, ns.
+
+    The log begins and ends within a second: fewer readings than the others have lie at its end, or its begin.
+    """
+    groups = [(second, len(list(group))) for second, group in groupby(stamps_ns)]
+    usual = int(np.median([count for _, count in groups[1:-1]])) if len(groups) > 2 else 0
     starts, ends = [], []
-    for second, group in groupby(stamps_ns):
-        count = len(list(group))
-        starts += [second + SECOND_NS * place // count for place in range(count)]
-        ends += [second + SECOND_NS * (place + 1) // count for place in range(count)]
+    for number, (second, count) in enumerate(groups):
+        is_partial = number in (0, len(groups) - 1) and count < usual
+        shares, first = (usual, usual - count if number == 0 else 0) if is_partial else (count, 0)
+        starts += [second + SECOND_NS * place // shares for place in range(first, first + count)]
+        ends += [second + SECOND_NS * (place + 1) // shares for place in range(first, first + count)]
     return np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
 
 

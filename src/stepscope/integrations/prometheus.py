@@ -147,7 +147,8 @@ def _write(samples: Iterable[Sample], target: Path) -> None:
 
 def _run_samples(run: Run) -> Iterator[Sample]:
     about = {"run": run.id, **_simulated_label(run.simulated)}  # cores and accelerators are those of the board
-    yield "stepscope_run_info", "The run; always 1.", {**about, "status": run.status, "verdict": run.verdict().bound}, 1.0
+    state = {"status": run.status, "verdict": run.verdict().bound}
+    yield "stepscope_run_info", "The run; always 1.", {**about, **state}, 1.0
     for figure in logged_values(run):
         labels, documentation = {**about, "scope": figure.scope}, f"{figure.name} of the steps after warm-up."
         yield f"stepscope_{figure.name}", documentation, labels, figure.value
