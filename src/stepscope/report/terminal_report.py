@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.constrain import Constrain
 from rich.text import Text
 
+from stepscope.analysis.energy.step_totals import fit_against_readings_sentences
 from stepscope.analysis.first_screen import setting_facts, workload_facts
 from stepscope.analysis.memory.events import Peak
 from stepscope.analysis.memory.headroom import training_peak
@@ -160,6 +161,7 @@ def operator_energy(run: Run) -> list[RenderableType]:
     parts = [Text(f"by {METHOD_LABELS[method]}")]
     if marked := energy_badge(run):
         parts.insert(0, Text(marked, style="bold yellow"))
+    parts += [Text(sentence) for sentence in fit_against_readings_sentences(run, kinds, rail)]
     parts += [Text(sentence) for sentence in between_steps_sentences(kinds, rail)]
     parts += [Text(sentence) for sentence in resolution_sentences(run.energy_resolution())[:_MOST_SENTENCES]]
     note = "" if method == "fit" else f", {method}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -18,6 +20,7 @@ from stepscope.analysis.energy.fit_span import scale_to_whole_run
 from stepscope.analysis.energy.measured_energy import Energy
 from stepscope.analysis.energy.operators import ENERGY_SCHEMA, RESOLUTION_SCHEMA, energy_by, resolution_table
 from stepscope.analysis.energy.rail_fits import RailFit, fit_rails, group_energies
+from stepscope.analysis.energy.step_totals import fit_against_readings_sentences
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import between_steps_sentences, resolution_sentences
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
@@ -272,3 +275,21 @@ def test_what_lies_between_the_steps_is_said_where_it_is_much() -> None:
     (said,) = between_steps_sentences(kinds, "VDD_IN")
     assert said.startswith("VDD_IN: 100 mJ of 1 J a step lie between the steps")
     assert between_steps_sentences(kinds.filter(names == "aten::mm"), "VDD_IN") == []
+
+
+def test_a_sum_of_operators_that_the_readings_alone_contradict_says_why() -> None:
+    kinds = pl.DataFrame(
+        {"rail": ["VDD_IN"] * 2, "name": ["aten::mm", "(between steps)"], "joules_per_step": [1.0, 0.3]}
+    )
+
+    def sentences(alone: float | None, method: str = "fit") -> list[str]:
+        rails = {"rail": ["VDD_IN"], "joules_per_step": [alone], "joules_per_step_low": [0.0],
+                 "joules_per_step_high": [3.0]}  # fmt: skip
+        tables = SimpleNamespace(rails=pl.DataFrame(rails, schema_overrides={"joules_per_step": pl.Float64}))
+        run: Any = SimpleNamespace(attribution=method, energy_tables=tables)
+        return fit_against_readings_sentences(run, kinds, "VDD_IN")
+
+    (said,) = sentences(0.75)
+    assert said.startswith("VDD_IN: operators sum to 1 J a step")
+    assert "750 mJ [0, 3,000]" in said
+    assert sentences(1.02) == sentences(None) == sentences(0.75, "model") == []

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from stepscope.analysis.energy.step_totals import fit_against_readings_sentences
 from stepscope.analysis.summary import (
     METHOD_LABELS,
     between_steps_sentences,
@@ -58,7 +59,8 @@ def build(run: Run) -> Section:
     modules = run.energy(by="module").filter(pl.col("joules_per_step").is_not_null() & (pl.col("rail") != rail))
     if len(modules):
         parts.append(_modules(modules, rails[1:], batch))
-    sentences = [*between_steps_sentences(kinds, rail), *resolution_sentences(run.energy_resolution())]
+    sentences = [*fit_against_readings_sentences(run, kinds, rail), *between_steps_sentences(kinds, rail)]
+    sentences += [*resolution_sentences(run.energy_resolution())]
     parts.append(Items(tuple((f"{capitalize_first(text)}.", "") for text in sentences), "What the rails can tell"))
     return Section(_opening_sentence(run), tuple(parts), closed=True)
 
