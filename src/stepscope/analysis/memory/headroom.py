@@ -133,7 +133,7 @@ def _measurement_text(run: Run, peak: ResidentPeak) -> str:
     if peak.several:
         two = f"{low} at least, {high} with pages that they share counted in each"
     else:
-        two = f"{low} without the profiler, {high} with it"
+        two = f"{high}, without the profiler at {low} at least"
     beside = [f"{bytes_(size)} on {device}" for device, size in reserved_bytes(run).items() if device != "cpu"]
     also = f", beside {' and '.join(beside)}" if beside else ""
     return f"{whose} peaked at {high if peak.low == peak.high else two}{also}"
