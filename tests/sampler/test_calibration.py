@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
+import statistics
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -323,3 +326,17 @@ def test_a_gpu_whose_name_contains_that_of_another_is_of_no_known_kind(gpu: str)
 def test_every_gpu_kind_has_a_gain_and_an_offset() -> None:
     assert len(GPU_LINES) == 16
     assert all(0.8 < gain < 1.2 and abs(offset) < 25 for gain, offset in GPU_LINES.values())
+
+
+def test_a_counter_that_is_polled_late_now_and_then_shows_its_own_power() -> None:
+    """Changes are seen up to a poll late, and the mean of rates over short times is too large."""
+    chance = random.Random(1)
+    polled, values, t = list[int](), list[float](), 0
+    while t < 20_000_000_000:
+        t += chance.randint(5_000_000, 9_000_000)
+        polled.append(t)
+        values.append(10.0 * (t // 15_000_000) * 0.015)
+    trace: Any = SimpleNamespace(readings_of_channel=lambda _: (polled, values))
+    readings = calibration._watts_of_channel(replace(CHANNEL, quantity="energy", unit="J", kind="counter"), trace, 0)
+    assert statistics.fmean(watts for _, watts in readings) == pytest.approx(10.0, rel=0.003)
+    assert len(readings) > 60

@@ -40,6 +40,7 @@ _PLATEAU_S = (5.0, 7.0)  # shortest and longest: of unequal lengths, so that a l
 _SETTLED_S = 2.5  # after a change of load: what plugs and fans need, longer than any window of a sensor
 _GUARD_S = 0.8  # before the next change: a plug's delay is known to within its own interval
 _POLL_NS, _POLL_WAITING_NS = 5_000_000, 200_000_000
+_COUNTED_NS = 250_000_000  # of a counter at least: 50 polls
 _GOLDEN = 0.6180339887498949
 _FOLLOWS = 0.7  # correlation with the load: less, and it is another device's log, or another time
 _FEWEST_PLATEAUS = 4
@@ -137,13 +138,20 @@ def _poll_sensor(sensor: OpenSensor, trace: Trace, clock: Callable[[], int], end
 
 
 def _watts_of_channel(channel: Channel, trace: Trace, place: int) -> Readings:
-    """Power of a channel; of a counter, between two of its changes, at their middle."""
+    """Power of a channel; of a counter, between two of its changes, at their middle.
+
+    A change is seen up to a poll late: over a short time that makes the mean of such powers too large, not only noisy.
+    """
     times, values = trace.readings_of_channel(place)
     if channel.kind != "counter":
         return list(zip(times, values, strict=True))
-    moved = [(t, v) for i, (t, v) in enumerate(zip(times, values, strict=True)) if i == 0 or v != values[i - 1]]
+    apart: list[tuple[int, float]] = []
+    for number, (t, value) in enumerate(zip(times, values, strict=True)):
+        moved = number == 0 or value != values[number - 1]
+        if moved and (not apart or t - apart[-1][0] >= _COUNTED_NS):
+            apart.append((t, value))
     return [
-        ((a + b) // 2, (high - low) / (b - a) * 1e9) for (a, low), (b, high) in itertools.pairwise(moved) if high > low
+        ((a + b) // 2, (high - low) / (b - a) * 1e9) for (a, low), (b, high) in itertools.pairwise(apart) if high > low
     ]
 
 
