@@ -1,7 +1,7 @@
 """`python -m benchmarks.forecast`: are the 95 % CIs of a forecast true? Nine trainings of 5,000 steps, 20 seeds each.
 
 Offline: step times and joules are made here, with a truth of their own, and forecast from the first 100 and 500 steps
-and from watched blocks (20 of every 500, at random places). A throttle that has not come yet cannot be known: such
+and from blocks of steps (20 of every 500, at random places). A throttle that has not come yet cannot be known: such
 cells are counted apart. `--seeds N` for fewer, `--write FILE` keeps the table as Markdown. About a minute.
 """
 
@@ -15,9 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stepscope.analysis.forecast import watched_step_flags
 from stepscope.analysis.projection import project_sum
-from stepscope.arrays import Floats
+from stepscope.arrays import Flags, Floats, Ints
 
 STEPS, SEEDS = 5000, 20
 _STEP_S, _POWER_W = 0.04, 8.0
@@ -85,7 +84,28 @@ PLANTS: dict[str, Callable[[np.random.Generator], Training]] = {
         rng, 1 + 0.02 * (1 - np.exp(-_AT / 750)), 1 + 0.06 * (1 - np.exp(-_AT / 2250))
     ),
 }
-VIEWS = ("first 100", "first 500", "watched to 2500", "watched to the end")
+MEASURED_STEPS, WATCH_EVERY = 20, 500  # of views that see 4 % of the steps alone
+
+
+def watch_starts(count: int, seed: int = 0) -> Ints:
+    """First steps of `count` blocks, one in every 500 steps: at the start, then at random places (count,).
+
+    What repeats every 500 steps, or a part of them, is so seen at all its phases and not at one.
+    """
+    places = np.random.default_rng(seed).integers(0, WATCH_EVERY - MEASURED_STEPS + 1, max(count, 1))
+    places[0] = 0
+    return np.asarray(np.arange(max(count, 1)) * WATCH_EVERY + places, dtype=np.int64)[:count]
+
+
+def watched_step_flags(numbers: Floats, seed: int = 0) -> Flags:
+    """20 steps of every 500, at the places of `watch_starts`; numbers: (n,) of steps, counted from the first."""
+    since = numbers - numbers[0]
+    place = since - watch_starts(int(since[-1]) // WATCH_EVERY + 1, seed)[(since // WATCH_EVERY).astype(int)]
+    chosen: Flags = (place >= 0) & (place < MEASURED_STEPS)
+    return chosen
+
+
+VIEWS = ("first 100", "first 500", "20 of every 500 to 2500", "20 of every 500 to the end")
 
 
 def cells(plant: str, seed: int, views: tuple[str, ...] = VIEWS) -> Iterator[Cell]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import time
-from collections.abc import Sized
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from tests.analysis.powered import TX2, channel, powered, rail, rapl, times
 from tests.fabricate import Core, Sampled, fabricate_run
 
 from stepscope.analysis.estimate import change_points
-from stepscope.analysis.forecast import Forecast, forecast, watch_starts, watched_step_flags
+from stepscope.analysis.forecast import Forecast, forecast
 from stepscope.analysis.projection import project_level, project_sum
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.tracks import step_time_level_changes
@@ -122,21 +121,9 @@ def test_a_run_too_short_is_refused_with_what_to_do(tmp_path: Path) -> None:
         forecast(Run(fabricate_run(tmp_path, steps=8)), 1000)
 
 
-def test_watching_takes_20_of_every_500_steps() -> None:
-    assert watched_step_flags(np.arange(1000.0)).sum() == 40
-
-
-def test_watched_blocks_meet_what_repeats_every_500_steps_at_many_phases() -> None:
-    phases = watch_starts(40, seed=3) % 500
-    assert phases[0] == 0
-    assert {int(phase) // 125 for phase in phases} == {0, 1, 2, 3}
-    chosen = watched_step_flags(np.arange(20_000.0) + 7, seed=3)
-    assert np.flatnonzero(chosen)[::20].tolist() == watch_starts(40, seed=3).tolist()
-
-
 @pytest.mark.parametrize("plant", plants.PLANTS)
 def test_cis_hold_where_what_a_training_does_has_been_seen(plant: str) -> None:
-    cells = [cell for seed in range(3) for cell in plants.cells(plant, seed, ("watched to 2500", "watched to the end"))]
+    cells = [cell for seed in range(3) for cell in plants.cells(plant, seed, plants.VIEWS[2:])]
     assert sum(cell.held for cell in cells) >= 0.7 * len(cells)
     assert all(abs(cell.error) < 3 * cell.half for cell in cells)
 
@@ -414,8 +401,8 @@ def test_time_beside_profiled_steps_does_not_count_and_a_note_says_so(tmp_path: 
     assert any("it is not known how much of it the profiler took" in note for note in said.notes)
 
 
-def test_a_thousand_watched_blocks_are_looked_at_in_64_pieces_and_tell_what_they_do_apart() -> None:
-    at = np.flatnonzero(watched_step_flags(np.arange(500_000.0), seed=1)).astype(np.float64)
+def test_a_thousand_blocks_are_looked_at_in_64_pieces_and_tell_what_they_do_apart() -> None:
+    at = np.flatnonzero(plants.watched_step_flags(np.arange(500_000.0), seed=1)).astype(np.float64)
     values = np.random.default_rng(2).normal(1, 0.01, len(at)) * (1 + 0.2 * at / 500_000)
     began = time.process_time()
     said = project_sum(at, values, 500_000)
@@ -424,29 +411,38 @@ def test_a_thousand_watched_blocks_are_looked_at_in_64_pieces_and_tell_what_they
     assert said.high - said.low < 0.03 * said.total
 
 
-@pytest.mark.parametrize("ended_at", [60, 62])
-def test_a_long_training_is_followed_at_ever_rarer_blocks_and_to_its_last(
-    ended_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_training_is_followed_to_just_before_its_end_and_by_its_newest_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks = [12, ended_at, ended_at]
+    lengths = [5, 25, 26, 900, 1000, 1000]
 
     class Growing:
         def __init__(self, _: Path) -> None:
-            self.blocks = blocks.pop(0)
-            self.status = "running" if blocks else "ok"
-
-    def made(run: Growing) -> Sized:
-        return range(run.blocks * 500)
+            self.made = lengths.pop(0)
+            self.status = "running" if lengths else "ok"
 
     monkeypatch.setattr(_forecast_watch, "Run", Growing)
-    monkeypatch.setattr(_forecast_watch, "steps_after_warmup", made)
-    monkeypatch.setattr(_forecast_watch, "forecast", lambda *_: None)
+    monkeypatch.setattr(_forecast_watch, "steps_after_warmup", lambda run: range(run.made))
+    monkeypatch.setattr(_forecast_watch, "forecast", lambda *_, **__: None)
     monkeypatch.setattr(_forecast_watch, "_POLL_S", 0)
-    updates = [update.made // 500 for update in _forecast_watch.follow_forecasts(tmp_path, 9, None, None)]
-    assert updates[:12] == [*range(12)]
-    assert len(updates) < 40
-    assert updates[-1] == ended_at - 1
-    assert updates == sorted(set(updates))
+    updates = [update.made for update in _forecast_watch.follow_forecasts(tmp_path, 1000, None, None)]
+    assert updates[0] == 20
+    assert 850 < updates[1] <= 900  # what came meanwhile is passed over
+    assert 950 <= updates[-1] < 1000
+    assert len(updates) == 3
+
+
+def test_of_an_ended_run_every_forecast_is_made_that_would_have_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(fabricate_run(tmp_path, steps=103))
+    updates = list(_forecast_watch.follow_forecasts(run.path, 100, None, None))
+    assert [update.made for update in updates][:4] == [20, 25, 30, 35]
+    time_s = updates[-1].forecast.value("time")
+    assert time_s is not None
+    assert updates[-1].made == 95
+    assert time_s.low is not None
+    assert time_s.low > 0.9 * float((run.steps["t1_ns"][-1] - run.steps["t0_ns"][3]) / 1e9)  # the most is over
 
 
 def test_a_forecast_from_steps_that_waited_for_a_core_states_it(tmp_path: Path) -> None:

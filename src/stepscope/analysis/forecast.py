@@ -18,7 +18,7 @@ from stepscope.analysis.pauses import StepsAndPauses, steps_and_pauses
 from stepscope.analysis.projection import project_level, project_sum
 from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.steps import all_timed_steps, steps_after_warmup
-from stepscope.arrays import Flags, Floats, Ints
+from stepscope.arrays import Flags, Floats
 from stepscope.errors import UsageError
 from stepscope.fault_isolation import wrap_analysis_faults
 from stepscope.quantities import SIMULATED_MEANS, simulated_badge
@@ -26,7 +26,6 @@ from stepscope.runfolder import RunReader
 from stepscope.units import duration, percent, plural
 
 J_PER_WH = 3600.0
-MEASURED_STEPS, WATCH_EVERY = 20, 500  # steps measured of every so many: 4 % of the run holds the forecast to 0.3 %
 _FEWEST_STEPS, _FEWEST_READINGS = 10, 40
 _MUCH = 0.01  # of the time: what does not count is named from here on
 _THROTTLED = 2 / 3  # of the clock: what a condition names as an example
@@ -66,24 +65,6 @@ class Forecast:
 def all_steps(numbers: Floats) -> Flags:
     """Every step that was made counts."""
     return np.ones(len(numbers), dtype=bool)
-
-
-def watch_starts(count: int, seed: int = 0) -> Ints:
-    """First steps of `count` watched blocks, one in every 500 steps: at the start, then at random places (count,).
-
-    What repeats every 500 steps, or a part of them, is so seen at all its phases and not at one.
-    """
-    places = np.random.default_rng(seed).integers(0, WATCH_EVERY - MEASURED_STEPS + 1, max(count, 1))
-    places[0] = 0
-    return np.asarray(np.arange(max(count, 1)) * WATCH_EVERY + places, dtype=np.int64)[:count]
-
-
-def watched_step_flags(numbers: Floats, seed: int = 0) -> Flags:
-    """20 steps of every 500, at the places of `watch_starts`; numbers: (n,) of steps, counted from the first."""
-    since = numbers - numbers[0]
-    place = since - watch_starts(int(since[-1]) // WATCH_EVERY + 1, seed)[(since // WATCH_EVERY).astype(int)]
-    chosen: Flags = (place >= 0) & (place < MEASURED_STEPS)
-    return chosen
 
 
 @wrap_analysis_faults
@@ -175,7 +156,8 @@ def _assumption_text(steps: int, count: int, time: Measured, between: StepsAndPa
     if ahead <= 0:
         return None
     later = (time.value or 0.0) * ahead / steps * (1 / _THROTTLED - 1)
-    pauses = "" if len(between.at) else "; pauses between steps (evaluation, saving), since none was recorded"
+    unseen = "; pauses between steps (evaluation, saving), since none was recorded apart from long steps, which count"
+    pauses = "" if len(between.at) else unseen
     return (
         f"not in the CI: throttling that has not begun (at two thirds of the clock, the other {plural(ahead, 'step')} "
         f"would take {duration(later * 1e9)} longer){pauses}"

@@ -68,7 +68,7 @@ class ForecastRequest(Request):
         bare="g/kWh",
         example="400g/kWh",
     )
-    watch: bool = option(False, "Run the whole training, measure 20 of every 500 steps and correct the forecast.")
+    watch: bool = option(False, "Run the whole training, and correct the forecast by all steps made so far.")
     out: Path = option(Path("runs"), "Folder for run folders.")
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A forecast that follows a training: 20 measured steps of every 500, at random places; the totals at the end."""
+"""A forecast that follows a training, from all steps that it has made; the totals at the end."""
 
 from __future__ import annotations
 
@@ -7,20 +7,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from zlib import crc32
 
 import polars as pl
 
-from stepscope.analysis.forecast import (
-    MEASURED_STEPS,
-    WATCH_EVERY,
-    Forecast,
-    forecast,
-    watch_starts,
-    watched_step_flags,
-)
+from stepscope.analysis.forecast import Forecast, forecast
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.pauses import steps_and_pauses
 from stepscope.analysis.run import Run
@@ -28,7 +19,7 @@ from stepscope.analysis.time.steps import steps_after_warmup
 from stepscope.errors import StepscopeError
 
 _POLL_S = 0.5
-_TENTH = 10
+_FIRST_STEPS = 20  # that tell anything
 
 
 @dataclass(frozen=True)
@@ -42,24 +33,19 @@ class ForecastUpdate:
 def follow_forecasts(
     path: Path, steps: int, battery_j: float | None, carbon_g_per_j: float | None
 ) -> Iterator[ForecastUpdate]:
-    """Forecasts after blocks of measured steps, until the run has ended; of an ended run, all of them.
+    """Forecasts from all steps made so far, until the run has ended; of an ended run, all that would have been made.
 
-    After each of the first twenty blocks, then where a tenth more have come, and after the last one.
+    The first after 20 steps, then after half as many more, at most a twentieth of the training, and none at its end.
     """
-    last_block, due, seed = 0, 1, crc32(path.name.encode())  # places of its own in each run
-    chosen = partial(watched_step_flags, seed=seed)
+    due = _FIRST_STEPS
     while True:
         run = Run(path)
         running = run.status == "running"
-        step_count = len(steps_after_warmup(run))
-        ends = watch_starts(step_count // WATCH_EVERY + 1, seed) + MEASURED_STEPS
-        ends = ends[ends <= step_count]
-        last = 0 if running else len(ends)
-        for block in range(last_block + 1, len(ends) + 1):
-            if block >= due or block == last:
-                end = int(ends[block - 1])
-                yield ForecastUpdate(end, forecast(run, steps, battery_j, carbon_g_per_j, chosen, end))
-                due, last_block = block + max(1, block // _TENTH), block
+        made = min(len(steps_after_warmup(run)), steps - 1)
+        while due <= made:
+            end, due = due, due + max(1, min(due // 2, steps // 20))
+            if due > made or not running:  # of those that have passed meanwhile the newest
+                yield ForecastUpdate(end, forecast(run, steps, battery_j, carbon_g_per_j, upto=end))
         if not running:
             return
         time.sleep(_POLL_S)
