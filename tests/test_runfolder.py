@@ -311,6 +311,7 @@ def test_the_status_of_a_living_trainer_reads_as_running(writer: RunWriter) -> N
 
 
 def test_a_running_run_that_names_no_trainer_reads_as_interrupted(writer: RunWriter) -> None:
+    writer.update(pid=None)
     assert RunReader(writer.path).status == "interrupted"
 
 

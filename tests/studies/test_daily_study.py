@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import Subset
 
 from stepscope import workloads
+from stepscope.analysis.estimate import Estimate
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.daily import DailyTraining
-from stepscope.experiments.daily.study import DailyTrainingOrders
+from stepscope.experiments.daily.study import DailyTrainingOrders, SettingOutcome
 from stepscope.experiments.daily.training import (
     _batches_of,
     _images,
@@ -169,6 +171,17 @@ def test_a_charging_time_that_the_interval_spans_is_not_judged(tmp_path: Path) -
     short = answer_study(replace(SMALL, charging=5.0), tmp_path / "t", child=CHILD)
     assert short.tables[1].rows[0][-1] == "no"
     assert "0 of 3 settings fit while the device charges, 3 do not, 0 cannot be judged." in short.answer
+
+
+@pytest.mark.parametrize(("low", "high", "judged"), [(0.0, 5.0, True), (12.0, 15.0, None), (8.0, 12.0, None)])
+def test_a_day_that_fits_beside_other_processes_fits_and_one_that_does_not_may(
+    low: float, high: float, judged: bool | None
+) -> None:
+    day = Estimate(high, low, high)
+    rest: dict[str, Any] = {field.name: None for field in fields(SettingOutcome)}
+    disturbed = SettingOutcome(**{**rest, "day_s": day, "cells": ({"background": "1.2 cores"},)})
+    assert disturbed.fits(10.0) is judged
+    assert replace(disturbed, cells=()).fits(10.0) is (False if low > 10 else judged)
 
 
 def test_settings_that_the_intervals_do_not_tell_from_the_best_are_named(tmp_path: Path) -> None:

@@ -174,13 +174,15 @@ class SettingOutcome:
     def fits(self, seconds: float) -> bool | None:
         """Return whether the longest day is trained in so much time.
 
-        Null where the interval spans it or is not known, or where other processes disturbed a training.
+        Null where the interval spans it or is not known. Other processes only lengthen a training: what was too long
+        beside them may fit without them.
         """
-        if any(cell.get("background") for cell in self.cells):
-            return None
         if self.day_s.low is None or self.day_s.high is None:
             return None
-        return True if self.day_s.high <= seconds else False if self.day_s.low > seconds else None
+        if self.day_s.high <= seconds:
+            return True
+        is_disturbed = any(cell.get("background") for cell in self.cells)
+        return False if self.day_s.low > seconds and not is_disturbed else None
 
 
 def setting_outcome(setting: DailySetting, cells: Sequence[Cell], days: int) -> SettingOutcome:
@@ -262,7 +264,11 @@ def cost_table(outcomes: Sequence[SettingOutcome], request: DailyTraining) -> Re
     return ResultTable("cost", "What a day takes", columns, tuple(rows), note)
 
 
-_FITS = {True: "yes", False: "no", None: "cannot be judged: the interval spans it, or there is none"}
+_FITS = {
+    True: "yes",
+    False: "no",
+    None: "cannot be judged: the interval spans it, there is none, or other processes made it longer",
+}
 _DAY = {"title": pl.String, "setting": pl.String, "batch": pl.String, "replay": pl.String} | dict.fromkeys(
     ("day", "value", "low", "high"), pl.Float64
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ def _flags(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The flags of the repeats, each kind once with the words of the first that has it."""
     kinds: dict[str, list[str]] = {}
     for flag in (flag for run in runs for flag in run.get("flags") or []):
-        kinds.setdefault(flag.partition(":")[0], []).append(flag)
+        kinds.setdefault(re.sub(r"\d[\d.,]*", "#", flag.partition(":")[0]), []).append(flag)
     many = len(runs) > 1
     return [
         f"{sentences[0]} ({len(sentences)} of {len(runs)} repeats)" if many else sentences[0]
