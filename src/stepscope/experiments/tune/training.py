@@ -213,6 +213,7 @@ def facts_of(targets: Targets, observer: Observer, batch: int | None = None, div
         **machine_facts(),
         "device": device.type,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        "half_precision": device.type == "cuda" or _has_half_precision(),
         "threads": torch.get_num_threads(),
         "matmul_precision": _matmul_precision(),
         "flushes_denormals": bool((torch.tensor([1e-310], dtype=torch.float64) * 1.0).item() == 0.0),
@@ -278,7 +279,6 @@ def machine_facts() -> dict[str, Any]:
         "physical_cores": max(1, min(len(siblings), _allowed_core_count(len(cores)))),
         "large_cores": _fastest_cores(cores),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "half_precision": _has_half_precision(),
         "glibc": platform.libc_ver()[0] == "glibc",
         "tcmalloc": tcmalloc,
         "jemalloc": str(c_allocators.jemalloc_library() or "") or None,
@@ -298,9 +298,7 @@ def _allowed_core_count(cores: int) -> int:
 
 
 def _has_half_precision() -> bool:
-    """Return whether this CPU computes in fp16; a GPU that PyTorch supports does."""
-    if torch.cuda.is_available():
-        return True
+    """Return whether this CPU computes in fp16."""
     try:
         listed = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
     except OSError:
